@@ -1,0 +1,55 @@
+# Every target sets itself up: it needs Python 3.11+ with its venv module, and nothing else.
+#
+#   make demo    answer questions about pictures with 0, 50 and 75 % of the picture dropped
+#   make test    the tests
+#   make lint    ruff and mypy --strict
+#   make bench   prefill time against the share of dropped tokens
+#   make clean   remove all that these made
+#
+# PYTHON chooses the interpreter, VENV the folder of the environment, ARGS is passed on (make test ARGS="-m slow").
+
+PYTHON ?= python3
+VENV ?= .venv
+ARGS ?=
+
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+# Bytecode is left to the first import: compiling all of torch and transformers takes longer than copying them.
+PIP := $(BIN)/python -m pip install -qq --no-compile --disable-pip-version-check -c constraints.txt
+
+.PHONY: setup demo test lint bench clean
+.DEFAULT_GOAL := demo
+.DELETE_ON_ERROR:
+
+setup: $(READY)
+
+# One recipe makes the whole environment, so `make -j` cannot run its steps side by side. The stamp comes last: a set-up
+# that was interrupted is taken up again. torch comes first because it is the largest, and its pin then holds for the rest.
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo "setup: expected Python 3.11 or newer; run make PYTHON=/path/to/python3.11"; exit 1; }
+	@echo "setup: environment in $(VENV)"
+	@$(PYTHON) -m venv $(VENV)
+	@echo "setup: $$(grep '^torch==' constraints.txt)"
+	@$(PIP) "$$(grep '^torch==' constraints.txt)"
+	@echo "setup: fastv-trt and its pinned dependencies"
+	@$(PIP) -e '.[dev]'
+	@touch $@
+
+demo: $(READY)
+	$(BIN)/fastv-trt demo --out demo-output $(ARGS)
+
+test: $(READY)
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy --strict
+
+bench: $(READY)
+	$(BIN)/python benchmarks/prefill.py $(ARGS)
+
+clean:
+	rm -rf $(VENV) .ci/venv demo-output build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

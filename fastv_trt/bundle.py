@@ -1,0 +1,270 @@
+"""What is on disk: the manifest, the files and their hashes. Everyone else takes the value it returns.
+
+A bundle is a folder (docs/bundle.md). `Bundle.open` reads and checks it; `writing` makes a new one beside
+its final place and renames it when it is complete, so that a half-written bundle never looks whole.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from fastv_trt.errors import BundleError, InputError
+
+SCHEMA_VERSION = 1
+MANIFEST = "bundle.json"
+# Made after the export and described by their own engine.json, so not listed in the manifest.
+UNLISTED = ("engines",)
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class FileRecord(_Record):
+    """One file of the bundle: a POSIX path relative to the bundle, its size in bytes and its SHA-256."""
+
+    path: str
+    bytes: int = Field(ge=0)
+    sha256: str = Field(pattern="^[0-9a-f]{64}$")
+
+    @field_validator("path")
+    @classmethod
+    def _inside(cls, path: str) -> str:
+        parts = PurePosixPath(path).parts
+        if not parts or path.startswith("/") or "\\" in path or ":" in path or ".." in parts:
+            raise ValueError(f"path {path!r} leaves the bundle")
+        return path
+
+
+class TensorRecord(_Record):
+    """A graph's input or output. A dimension is a number, or a name of the graph contract (docs/bundle.md)."""
+
+    name: str
+    dtype: str
+    shape: tuple[int | str, ...]
+    meaning: str
+
+
+class GraphRecord(_Record):
+    """One ONNX graph and the files that it needs."""
+
+    path: str
+    inputs: tuple[TensorRecord, ...]
+    outputs: tuple[TensorRecord, ...]
+
+
+class ModelRecord(_Record):
+    """Sizes of the model. Counts are exact; `max_positions` is the trained context in tokens."""
+
+    family: str
+    architecture: str
+    layers: int
+    hidden_size: int
+    heads: int
+    key_value_heads: int
+    head_size: int
+    ffn_size: int
+    vocab_size: int
+    max_positions: int
+    parameters: int
+    decoder: str
+
+
+class TokenRecord(_Record):
+    """Token ids that the runtime has to know."""
+
+    image: tuple[int, ...]
+    eos: tuple[int, ...]
+
+
+class VerificationRecord(_Record):
+    """What `fastv-trt verify` measured last: worst values over its grid."""
+
+    tool: str
+    device: str
+    cases: int
+    max_abs_logit_difference: float
+    min_cosine: float
+    max_norm_ratio_error: float
+    greedy_tokens_identical: int | None
+    passed: bool
+
+
+class Manifest(_Record):
+    """bundle.json."""
+
+    schema_version: int
+    created_by: str
+    model: ModelRecord
+    k: int
+    dtype: Literal["fp32", "fp16", "bf16"]
+    rankings: tuple[str, ...]
+    tokens: TokenRecord
+    image_token: str
+    graphs: dict[str, GraphRecord]
+    files: tuple[FileRecord, ...]
+    verification: VerificationRecord | None = None
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """A bundle that was read and checked.
+
+    Attributes:
+        path: the folder.
+        manifest: its description.
+    """
+
+    path: Path
+    manifest: Manifest
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str], *, check_hashes: bool = True) -> Bundle:
+        """Read a bundle.
+
+        Args:
+            path: the folder.
+            check_hashes: compare every file with its SHA-256. Leave it on before loading a graph.
+
+        Raises:
+            BundleError: no bundle there; a file is missing, altered or foreign; the schema is newer.
+        """
+        root = Path(path)
+        manifest = _read_manifest(root)
+        bundle = cls(root, manifest)
+        bundle._check_files(check_hashes)
+        return bundle
+
+    def graph_path(self, name: str) -> Path:
+        """Path of the graph `name`.
+
+        Raises:
+            BundleError: the bundle has no such graph.
+        """
+        if name not in self.manifest.graphs:
+            raise BundleError(f"expected a graph {name!r} in {self.path}, found {', '.join(self.manifest.graphs)}")
+        return self.path / self.manifest.graphs[name].path
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of all graphs, weights included."""
+        return sum(file.bytes for file in self.manifest.files if file.path.startswith("onnx/"))
+
+    def with_verification(self, record: VerificationRecord) -> Bundle:
+        """Write what a verification measured into bundle.json and return the new value."""
+        manifest = self.manifest.model_copy(update={"verification": record})
+        _write_manifest(self.path, manifest)
+        return Bundle(self.path, manifest)
+
+    def _check_files(self, check_hashes: bool) -> None:
+        root = self.path.resolve()
+        listed = {file.path for file in self.manifest.files}
+        for name, graph in self.manifest.graphs.items():
+            if graph.path not in listed:
+                raise BundleError(
+                    f"expected graph {name!r} among the files of {self.path}, found {graph.path} unlisted"
+                )
+        for file in self.manifest.files:
+            target = root / file.path
+            if not target.is_file():
+                raise BundleError(f"expected {file.path} in bundle {self.path}, found nothing; export it again")
+            if not target.resolve().is_relative_to(root):
+                raise BundleError(f"expected {file.path} inside bundle {self.path}, found a link that leaves it")
+            if target.stat().st_size != file.bytes or (check_hashes and sha256(target) != file.sha256):
+                raise BundleError(
+                    f"expected {file.path} of bundle {self.path} as it was exported, found it altered; export it again"
+                )
+        for target in sorted(root.rglob("*")):
+            relative = target.relative_to(root)
+            if relative.parts[0] in UNLISTED or relative.as_posix() in (MANIFEST, *listed) or target.is_dir():
+                continue
+            raise BundleError(
+                f"expected only exported files in bundle {self.path}, found {relative.as_posix()}; remove it"
+            )
+
+
+@contextmanager
+def writing(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """A temporary sibling of `path` to write a new bundle into; renamed on success, removed on failure.
+
+    Raises:
+        InputError: `path` exists already, or its parent folder cannot be made.
+    """
+    final = Path(path)
+    refuse_existing(final)
+    try:
+        final.parent.mkdir(parents=True, exist_ok=True)
+        temporary = Path(tempfile.mkdtemp(prefix=f".{final.name}.", suffix=".partial", dir=final.parent))
+    except OSError as error:
+        raise InputError(f"expected a folder that can be written at {final.parent}, found: {error.strerror}") from error
+    try:
+        yield temporary
+        temporary.chmod(0o755)
+        refuse_existing(final)
+        temporary.rename(final)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def refuse_existing(path: Path) -> None:
+    """Raise InputError if there is already something at `path`."""
+    if path.exists() or path.is_symlink():
+        raise InputError(f"expected {path} not to exist, found it; remove it or name another folder")
+
+
+def finish(folder: Path, manifest: Manifest) -> Manifest:
+    """List and hash every file under `folder` and write bundle.json there; returns the complete manifest."""
+    paths = sorted(p for p in folder.rglob("*") if p.is_file() and p.name != MANIFEST)
+    files = tuple(
+        FileRecord(path=p.relative_to(folder).as_posix(), bytes=p.stat().st_size, sha256=sha256(p)) for p in paths
+    )
+    complete = manifest.model_copy(update={"files": files})
+    _write_manifest(folder, complete)
+    return complete
+
+
+def sha256(path: Path) -> str:
+    """SHA-256 of a file as 64 hex digits, read in pieces."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while piece := file.read(1 << 20):
+            digest.update(piece)
+    return digest.hexdigest()
+
+
+def _read_manifest(root: Path) -> Manifest:
+    path = root / MANIFEST
+    if not path.is_file():
+        raise BundleError(f"expected a bundle (a folder with {MANIFEST}) at {root}, found none; make one with export")
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise BundleError(f"expected JSON in {path}, found: {error}") from error
+    version = content.get("schema_version") if isinstance(content, dict) else None
+    if not isinstance(version, int):
+        raise BundleError(f"expected a schema_version in {path}, found none; this is not a fastv-trt bundle")
+    if version > SCHEMA_VERSION:
+        raise BundleError(f"expected schema {SCHEMA_VERSION} or older in {path}, found {version}; upgrade fastv-trt")
+    try:
+        return Manifest.model_validate(content)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise BundleError(f"expected a valid manifest in {path}, found at {where}: {first['msg']}") from error
+
+
+def _write_manifest(root: Path, manifest: Manifest) -> None:
+    temporary = root / f".{MANIFEST}.partial"
+    temporary.write_text(manifest.model_dump_json(indent=2) + "\n", encoding="utf-8")
+    temporary.replace(root / MANIFEST)

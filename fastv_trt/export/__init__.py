@@ -1,0 +1,159 @@
+"""Checkpoint -> bundle: trace the model's parts into ONNX graphs. Needs torch and transformers."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+from fastv_trt import __version__, bundle
+from fastv_trt.errors import InputError
+from fastv_trt.pruning import ATTENTION_RANKINGS, FREE_RANKINGS
+
+if TYPE_CHECKING:
+    from fastv_trt.export.decoder import Decoder
+    from fastv_trt.export.families import Family
+    from fastv_trt.export.graphs import Traceable
+
+__all__ = ["Exported", "export"]
+
+
+@dataclass(frozen=True)
+class Exported:
+    """A new bundle, and what its maker should know (weights that were cast, for one)."""
+
+    bundle: bundle.Bundle
+    notes: tuple[str, ...]
+
+
+def export(
+    checkpoint: str | os.PathLike[str],
+    output: str | os.PathLike[str],
+    *,
+    k: int = 2,
+    dtype: str = "fp32",
+    rankings: Sequence[str] | None = None,
+    on_step: Callable[[str, int, int], None] = lambda step, done, total: None,
+) -> Exported:
+    """Cut the checkpoint's decoder at layer `k` and write a bundle.
+
+    Args:
+        checkpoint: a `save_pretrained` folder with safetensors weights and processor files.
+        output: folder to make; it must not exist.
+        k: layers 0..k-1 see every token, layers k..L-1 only the kept ones.
+        dtype: "fp32", "fp16" or "bf16", of weights, activations and caches.
+        rankings: attention rankings to export; by default all of them, or none at k = 0.
+        on_step: called with the name of each step, its index and the number of steps.
+
+    Raises:
+        InputError: the checkpoint, K, dtype or ranking is not usable, or `output` exists.
+        UnsupportedModelError: the model cannot be exported correctly.
+    """
+    bundle.refuse_existing(Path(output))
+    names = _rankings(rankings, k)
+
+    from fastv_trt.export import checkpoint as source
+    from fastv_trt.export import graphs, writer
+    from fastv_trt.export.decoder import Decoder
+
+    if dtype not in source.DTYPES:
+        raise InputError(f"expected dtype {', '.join(source.DTYPES)}, found {dtype!r}")
+    family, config = source.inspect_checkpoint(checkpoint, k)
+    processor = source.load_processor(checkpoint)
+    steps = ["load", "vision", "prefix", "suffix", *(f"rank-{name}" for name in names), "hash"]
+    on_step("load", 0, len(steps))
+    model: Any = source.load(checkpoint, source.DTYPES[dtype])
+    decoder = Decoder.of(model)
+    image_tokens = family.image_tokens(config)
+
+    def traceable(step: str) -> Traceable:
+        if step == "vision":
+            return family.vision(model)
+        if step == "prefix":
+            return graphs.prefix(decoder, k, image_tokens)
+        if step == "suffix":
+            return graphs.suffix(decoder, k)
+        return graphs.rank(decoder, step.removeprefix("rank-"))
+
+    with bundle.writing(output) as folder:
+        (folder / "onnx").mkdir()
+        records: dict[str, bundle.GraphRecord] = {}
+        for index, step in enumerate(steps[1:-1], start=1):
+            on_step(step, index, len(steps))
+            graph = traceable(step)
+            writer.write(graph, folder / "onnx" / f"{step}.onnx")
+            records[step] = bundle.GraphRecord(
+                path=f"onnx/{step}.onnx",
+                inputs=tuple(argument.record() for argument in graph.arguments),
+                outputs=graph.results,
+            )
+        on_step("hash", len(steps) - 1, len(steps))
+        processor.save_pretrained(folder / "processor")
+        manifest = bundle.Manifest(
+            schema_version=bundle.SCHEMA_VERSION,
+            created_by=f"fastv-trt {__version__}",
+            model=_model_record(family, config, decoder, model),
+            k=k,
+            dtype=cast(Literal["fp32", "fp16", "bf16"], dtype),
+            rankings=names,
+            tokens=_tokens(model, image_tokens),
+            image_token=str(processor.image_token),
+            graphs=records,
+            files=(),
+        )
+        complete = bundle.finish(folder, manifest)
+    notes = _cast_note(config, dtype)
+    return Exported(bundle.Bundle(Path(output), complete), notes)
+
+
+def _rankings(rankings: Sequence[str] | None, k: int) -> tuple[str, ...]:
+    if rankings is None:
+        return ATTENTION_RANKINGS if k > 0 else ()
+    names = tuple(dict.fromkeys(rankings))
+    for name in names:
+        if name in FREE_RANKINGS:
+            raise InputError(f"expected rankings to export, found {name!r}, which needs no graph; every bundle has it")
+        if name not in ATTENTION_RANKINGS:
+            raise InputError(f"expected rankings of {', '.join(ATTENTION_RANKINGS)}, found {name!r}")
+    if names and k == 0:
+        raise InputError(
+            f"expected no attention ranking at K=0, found {names[0]!r}; no layer has run there, "
+            "so use random, uniform or external scores, or cut at K >= 1"
+        )
+    return names
+
+
+def _model_record(family: Family, config: Any, decoder: Decoder, model: Any) -> bundle.ModelRecord:
+    text = decoder.config
+    return bundle.ModelRecord(
+        family=family.name,
+        architecture=str(config.architectures[0]),
+        layers=len(decoder.layers),
+        hidden_size=int(text.hidden_size),
+        heads=decoder.heads,
+        key_value_heads=decoder.key_value_heads,
+        head_size=decoder.head_size,
+        ffn_size=int(text.intermediate_size),
+        vocab_size=decoder.lm_head.out_features,
+        max_positions=int(text.max_position_embeddings),
+        parameters=sum(parameter.numel() for parameter in model.parameters()),
+        decoder=str(text.model_type),
+    )
+
+
+def _tokens(model: Any, image_tokens: tuple[int, ...]) -> bundle.TokenRecord:
+    eos: Any = getattr(model.generation_config, "eos_token_id", None)
+    if eos is None:
+        eos = model.config.get_text_config().eos_token_id
+    ids = (eos,) if isinstance(eos, int) else tuple(eos or ())
+    return bundle.TokenRecord(image=image_tokens, eos=ids)
+
+
+def _cast_note(config: Any, dtype: str) -> tuple[str, ...]:
+    names = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
+    stored = names.get(str(getattr(config, "dtype", None)).removeprefix("torch."))
+    if stored is None or stored == dtype:
+        return ()
+    return (f"weights are stored as {stored} and were cast to {dtype}",)

@@ -1,0 +1,263 @@
+"""The four graphs of the contract (docs/bundle.md) as torch modules, ready to be traced.
+
+Shapes: B batch, S query tokens of this call, M image tokens, n kept tokens, C cache capacity, T visible
+cache slots, H query heads, G key/value heads, D head size, d hidden size, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from fastv_trt.bundle import TensorRecord
+from fastv_trt.export import ops
+from fastv_trt.export.decoder import Decoder, QueryTap, run_layers
+
+MEANING = {
+    "input_ids": "token ids",
+    "image_features": "one row per image token of this call, in order; M is 0 without images",
+    "position_ids": "position of each token in the unpruned sequence",
+    "slots": "0, 1, ..., T-1; only its length T, the number of visible cache slots, carries meaning",
+    "write_index": "cache slot of this call's first token, per row",
+    "hidden_states": "activations between layer K-1 and layer K",
+    "query_states": "queries of layer K-1 after RoPE",
+    "keep_indices": "rows of hidden_states that live on, ascending",
+    "key": "key cache of layer K-1, after RoPE",
+    "scores": "attention that each visible slot gets; higher is more important",
+    "logits": "of the last kept token",
+}
+
+
+@dataclass(frozen=True)
+class Argument:
+    """One example input and its axes: a number is static, a name is dynamic."""
+
+    name: str
+    example: Tensor
+    axes: tuple[int | str, ...]
+
+    def record(self) -> TensorRecord:
+        return tensor_record(self.name, self.example.dtype, self.axes)
+
+
+@dataclass(frozen=True)
+class Traceable:
+    """A module with example arguments and the records of its results."""
+
+    module: nn.Module
+    arguments: tuple[Argument, ...]
+    results: tuple[TensorRecord, ...]
+    decoder: Decoder | None = field(default=None)
+
+
+def tensor_record(name: str, dtype: torch.dtype, axes: tuple[int | str, ...]) -> TensorRecord:
+    if name.startswith(("past_key_values.", "present.")):
+        meaning = "cache of one layer, written in place: bind past and present to one buffer"
+    else:
+        meaning = MEANING.get(name, "output of the image processor")
+    return TensorRecord(name=name, dtype=str(dtype).removeprefix("torch."), shape=axes, meaning=meaning)
+
+
+class Prefix(nn.Module):
+    """Embedding, image merge and layers 0..K-1 over every token."""
+
+    def __init__(self, decoder: Decoder, k: int, image_token_ids: tuple[int, ...]) -> None:
+        super().__init__()
+        self.embed, self.layers, self.rotary = decoder.embed, decoder.layers[:k], decoder.rotary
+        self.decoder, self.k, self.image_token_ids = decoder, k, image_token_ids
+
+    def merge(self, input_ids: Tensor, image_features: Tensor) -> Tensor:
+        """Embeds text and puts the i-th feature row where the i-th image token stands: [B,S,d]."""
+        is_image = input_ids == self.image_token_ids[0]
+        for other in self.image_token_ids[1:]:
+            is_image = is_image | (input_ids == other)
+        text = self.embed(torch.where(is_image, torch.zeros_like(input_ids), input_ids))
+        # Row 0 is a spare, so that a call without images gathers from something.
+        spare = torch.zeros((1, text.shape[-1]), dtype=text.dtype)
+        rows = torch.cumsum(is_image.flatten().to(torch.int64), dim=0).reshape(input_ids.shape)
+        rows = torch.where(is_image, rows, torch.zeros_like(rows))
+        image = nn.functional.embedding(rows, torch.cat((spare, image_features)))
+        return torch.where(is_image[..., None], image, text)
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        image_features: Tensor,
+        position_ids: Tensor,
+        slots: Tensor,
+        write_index: Tensor,
+        *caches: Tensor,
+    ) -> tuple[Tensor, ...]:
+        tap = QueryTap(self.k - 1)
+        hidden, present = run_layers(
+            self.decoder,
+            0,
+            self.k,
+            self.merge(input_ids, image_features),
+            position_ids,
+            slots,
+            write_index,
+            pair(0, caches),
+            tap,
+        )
+        assert tap.states is not None
+        return (hidden, tap.states, *flat(present))
+
+
+class Embedding(Prefix):
+    """The prefix of K = 0: embedding and image merge, no layers."""
+
+    def forward(self, input_ids: Tensor, image_features: Tensor) -> Tensor:  # type: ignore[override]
+        return self.merge(input_ids, image_features)
+
+
+class Suffix(nn.Module):
+    """Layers K..L-1 over the kept tokens, final norm, and the last token's logits."""
+
+    def __init__(self, decoder: Decoder, k: int) -> None:
+        super().__init__()
+        self.layers, self.rotary = decoder.layers[k:], decoder.rotary
+        self.norm, self.lm_head = decoder.norm, decoder.lm_head
+        self.decoder, self.k = decoder, k
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        keep_indices: Tensor,
+        position_ids: Tensor,
+        slots: Tensor,
+        write_index: Tensor,
+        *caches: Tensor,
+    ) -> tuple[Tensor, ...]:
+        kept = ops.gather_rows(hidden_states, keep_indices)
+        last = len(self.decoder.layers)
+        hidden, present = run_layers(
+            self.decoder, self.k, last, kept, position_ids, slots, write_index, pair(self.k, caches)
+        )
+        logits = self.lm_head(self.norm(hidden[:, -1:]))
+        return (logits.to(torch.float32), *flat(present))
+
+
+class LastQueryRank(nn.Module):
+    """Mean over heads of the last query's softmax over all keys, in fp32: the authors' ranking.
+
+    Source: the authors' modeling_llama.py, lines 774-783.
+    """
+
+    def __init__(self, scale: float, key_value_heads: int) -> None:
+        super().__init__()
+        self.scale, self.groups = scale, key_value_heads
+
+    def forward(self, query_states: Tensor, key: Tensor, slots: Tensor, write_index: Tensor) -> Tensor:
+        newest = write_index + query_states.shape[2] - 1
+        hidden = (slots[None, :] > newest[:, None])[:, None, None, :]
+        query = query_states[:, :, -1].to(torch.float32).unflatten(1, (self.groups, -1))  # [B,G,H/G,D]
+        keys = ops.visible(key, slots).to(torch.float32)  # [B,G,T,D]
+        weights = torch.matmul(query * self.scale, keys.transpose(2, 3))
+        return torch.softmax(weights.masked_fill(hidden, -1e30), dim=-1).mean(dim=(1, 2))
+
+
+class ReceivedRank(LastQueryRank):
+    """Mean over heads and over all query rows of the attention that each token gets: the paper's sentence.
+
+    The zeros of the causal mask count. One key/value head at a time, so that the S x T weights of all heads
+    never exist at once.
+    """
+
+    def forward(self, query_states: Tensor, key: Tensor, slots: Tensor, write_index: Tensor) -> Tensor:
+        newest = write_index[:, None] + torch.arange(query_states.shape[2])[None, :]
+        hidden = (slots[None, None, :] > newest[:, :, None])[:, None]  # [B,1,S,T]
+        query = query_states.to(torch.float32).unflatten(1, (self.groups, -1))  # [B,G,H/G,S,D]
+        keys = ops.visible(key, slots).to(torch.float32)
+        received = [
+            torch.softmax(
+                torch.matmul(query[:, g] * self.scale, keys[:, g, None].transpose(2, 3)).masked_fill(hidden, -1e30),
+                dim=-1,
+            ).mean(dim=2)  # [B,H/G,T]
+            for g in range(self.groups)
+        ]
+        return torch.cat(received, dim=1).mean(dim=1)
+
+
+RANKS: dict[str, type[LastQueryRank]] = {"last-query": LastQueryRank, "received": ReceivedRank}
+
+
+def pair(first: int, caches: tuple[Tensor, ...]) -> dict[int, tuple[Tensor, Tensor]]:
+    return {first + i: (caches[2 * i], caches[2 * i + 1]) for i in range(len(caches) // 2)}
+
+
+def flat(present: dict[int, tuple[Tensor, Tensor]]) -> list[Tensor]:
+    return [tensor for layer in sorted(present) for tensor in present[layer]]
+
+
+# Example sizes differ from each other and from 0 and 1, so that the tracer keeps every axis apart.
+_B, _S, _N, _T, _C, _M = 2, 7, 5, 9, 13, 3
+
+
+def _caches(decoder: Decoder, layers: range, dtype: torch.dtype) -> tuple[Argument, ...]:
+    axes = ("B", decoder.key_value_heads, "C", decoder.head_size)
+    example = torch.zeros((_B, decoder.key_value_heads, _C, decoder.head_size), dtype=dtype)
+    return tuple(
+        Argument(f"past_key_values.{i}.{part}", example.clone(), axes) for i in layers for part in ("key", "value")
+    )
+
+
+def _presents(caches: tuple[Argument, ...]) -> tuple[TensorRecord, ...]:
+    return tuple(tensor_record(c.name.replace("past_key_values", "present"), c.example.dtype, c.axes) for c in caches)
+
+
+def _steps(length: int, axis: str) -> tuple[Argument, ...]:
+    return (
+        Argument("position_ids", torch.arange(length).repeat(_B, 1), ("B", axis)),
+        Argument("slots", torch.arange(_T), ("T",)),
+        Argument("write_index", torch.zeros(_B, dtype=torch.int64), ("B",)),
+    )
+
+
+def prefix(decoder: Decoder, k: int, image_token_ids: tuple[int, ...]) -> Traceable:
+    """The prefix graph for a cut at layer `k`."""
+    size, dtype = int(decoder.config.hidden_size), decoder.embed.weight.dtype
+    inputs = (
+        Argument("input_ids", torch.ones((_B, _S), dtype=torch.int64), ("B", "S")),
+        Argument("image_features", torch.zeros((_M, size), dtype=dtype), ("M", size)),
+    )
+    hidden = tensor_record("hidden_states", dtype, ("B", "S", size))
+    if k == 0:
+        return Traceable(Embedding(decoder, k, image_token_ids), inputs, (hidden,), decoder)
+    caches = _caches(decoder, range(k), dtype)
+    query = tensor_record("query_states", dtype, ("B", decoder.heads, "S", decoder.head_size))
+    module = Prefix(decoder, k, image_token_ids)
+    return Traceable(module, (*inputs, *_steps(_S, "S"), *caches), (hidden, query, *_presents(caches)), decoder)
+
+
+def suffix(decoder: Decoder, k: int) -> Traceable:
+    """The suffix graph for a cut at layer `k`."""
+    size, dtype = int(decoder.config.hidden_size), decoder.embed.weight.dtype
+    caches = _caches(decoder, range(k, len(decoder.layers)), dtype)
+    inputs = (
+        Argument("hidden_states", torch.zeros((_B, _S, size), dtype=dtype), ("B", "S", size)),
+        Argument("keep_indices", torch.arange(_N).repeat(_B, 1), ("B", "n")),
+        *_steps(_N, "n"),
+        *caches,
+    )
+    logits = tensor_record("logits", torch.float32, ("B", 1, decoder.lm_head.out_features))
+    return Traceable(Suffix(decoder, k), inputs, (logits, *_presents(caches)), decoder)
+
+
+def rank(decoder: Decoder, name: str) -> Traceable:
+    """The rank graph `name`."""
+    dtype = decoder.embed.weight.dtype
+    key = torch.zeros((_B, decoder.key_value_heads, _C, decoder.head_size), dtype=dtype)
+    inputs = (
+        Argument(
+            "query_states",
+            torch.zeros((_B, decoder.heads, _S, decoder.head_size), dtype=dtype),
+            ("B", decoder.heads, "S", decoder.head_size),
+        ),
+        Argument("key", key, ("B", decoder.key_value_heads, "C", decoder.head_size)),
+        *_steps(_S, "S")[1:],
+    )
+    module = RANKS[name](decoder.scale, decoder.key_value_heads)
+    return Traceable(module, inputs, (tensor_record("scores", torch.float32, ("B", "T")),))

@@ -1,0 +1,305 @@
+"""The core: token ids and pixel values in, token ids out. Prefill, pruning and decode over one device.
+
+    vision -> prefix -> rank -> select -> suffix -> token -> prefix -> ...
+
+Needs NumPy and a device; neither transformers nor torch.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fastv_trt.bundle import Bundle
+from fastv_trt.errors import InputError
+from fastv_trt.pruning import FREE_RANKINGS, Pruning, image_positions, random_scores, select
+from fastv_trt.runtime.caches import DTYPES, Caches
+from fastv_trt.runtime.tensor import Device, Session, Tensor
+
+
+@dataclass(frozen=True)
+class Request:
+    """One prompt, or one later turn of a conversation.
+
+    Attributes:
+        input_ids: int64 [N], image tokens expanded.
+        vision_inputs: inputs of the vision graph by name (for LLaVA pixel_values [I,3,H,W]); empty without images.
+        image_sizes: number of image tokens of each image, in order.
+        scores: external scores [M], one per image token, for ranking "external".
+        preprocess_seconds: what making this request took; copied into the timings.
+    """
+
+    input_ids: NDArray[np.int64]
+    vision_inputs: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    image_sizes: tuple[int, ...] = ()
+    scores: NDArray[np.float32] | None = None
+    preprocess_seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Prefill:
+    """What one prefill did.
+
+    Attributes:
+        logits: of the last token, float32 [V].
+        image_tokens: M of this turn.
+        kept_tokens: image tokens that lived on.
+        prompt_tokens: N of this turn, before pruning.
+        keep_indices: kept positions within this turn, ascending, int64 [n].
+        image_positions: positions of the image tokens within this turn, int64 [M].
+        scores: float32 [M], or None where the ranking has none (uniform) or nothing was ranked.
+        timings: seconds by part: preprocess, vision, prefix, rank+select, suffix.
+        notes: what the user should know (nothing was pruned, the last token is an image token).
+    """
+
+    logits: NDArray[np.float32]
+    image_tokens: int
+    kept_tokens: int
+    prompt_tokens: int
+    keep_indices: NDArray[np.int64]
+    image_positions: NDArray[np.int64]
+    scores: NDArray[np.float32] | None
+    timings: dict[str, float]
+    notes: tuple[str, ...]
+
+    @property
+    def ttft(self) -> float:
+        """Seconds to first token: all parts of the prefill together."""
+        return sum(self.timings.values())
+
+
+class Chain:
+    """The sessions of a bundle, chained. Stateless: what a request leaves behind is in its `Caches`."""
+
+    def __init__(self, bundle: Bundle, device: Device) -> None:
+        self.bundle, self.manifest, self.device = bundle, bundle.manifest, device
+        self._sessions: dict[str, Session] = {name: device.session(name) for name in bundle.manifest.graphs}
+
+    def caches(self, requests: Sequence[Request], prunings: Sequence[Pruning], new_tokens: int) -> Caches:
+        """Caches for a batch of requests, sized to prompt + new tokens, pruned layers to what is kept.
+
+        Raises:
+            InputError: a prompt and its new tokens are longer than the model's context.
+        """
+        lengths = [len(request.input_ids) for request in requests]
+        for length in lengths:
+            self.check_length(length, new_tokens)
+        kept = [n - self.dropped(r, p) for n, r, p in zip(lengths, requests, prunings, strict=True)]
+        return Caches(self.manifest, self.device, len(requests), max(lengths) + new_tokens, max(kept) + new_tokens)
+
+    def check_length(self, length: int, new_tokens: int) -> None:
+        """Raise InputError if `length` + `new_tokens` exceeds the context."""
+        limit = self.manifest.model.max_positions
+        if length + new_tokens > limit:
+            raise InputError(
+                f"expected prompt and new tokens within the context of {limit}, found {length} + {new_tokens}; "
+                "shorten the prompt or ask for fewer tokens"
+            )
+
+    def dropped(self, request: Request, pruning: Pruning) -> int:
+        """How many tokens of a request will not live on after layer K."""
+        total = sum(request.image_sizes)
+        if pruning.scope == "image":
+            return total - sum(pruning.quotas(request.image_sizes))
+        return total - pruning.keep_count(total)
+
+    def prefill(self, caches: Caches, row: int, request: Request, pruning: Pruning) -> Prefill:
+        """Run one prompt, or a later turn, of one row through the chain.
+
+        Raises:
+            InputError: images and placeholders do not match, the ranking is not in the bundle, pruning was
+                required and is impossible, or the caches are too small.
+        """
+        state = caches.rows[row]
+        length = len(request.input_ids)
+        positions = image_positions(request.input_ids, self.manifest.tokens.image)
+        notes = self._check(request, pruning, positions)
+        caches.require(state.prefix_length + length, state.suffix_length + length - self.dropped(request, pruning))
+        clock = Clock({"preprocess": request.preprocess_seconds})
+
+        with clock("vision"):
+            features = self.features(request, len(positions))
+        with clock("prefix"):
+            hidden, query = self.prefix(caches, [row], request.input_ids[None], features, row)
+        with clock("rank+select"):
+            scores, keep = None, np.arange(length, dtype=np.int64)
+            if pruning.asked and len(positions):
+                scores = self._scores(caches, row, query, request, pruning, positions)
+                keep = select(pruning, length, positions, request.image_sizes, scores)
+        with clock("suffix"):
+            logits = self._suffix(caches, [row], hidden, keep[None], row)
+        state.position += length
+        state.prefix_length += length
+        state.suffix_length += len(keep)
+        return Prefill(
+            logits=logits[0],
+            image_tokens=len(positions),
+            kept_tokens=len(keep) - (length - len(positions)),
+            prompt_tokens=length,
+            keep_indices=keep,
+            image_positions=positions,
+            scores=scores,
+            timings=clock.seconds,
+            notes=notes,
+        )
+
+    def decode(self, caches: Caches, tokens: Sequence[int], live: Sequence[bool] | None = None) -> NDArray[np.float32]:
+        """One decode step of every row.
+
+        Args:
+            tokens: the rows' newest tokens.
+            live: rows that go on. A row that has ended is computed with the others but does not advance: its
+                next step overwrites the same slot, so its caches stay as they were when it ended.
+
+        Returns:
+            logits, float32 [B, V].
+        """
+        rows = list(range(len(caches.rows)))
+        caches.require(max(r.prefix_length for r in caches.rows) + 1, max(r.suffix_length for r in caches.rows) + 1)
+        ids = np.asarray(tokens, dtype=np.int64)[:, None]
+        hidden, _ = self.prefix(caches, rows, ids, self._no_features(), None)
+        logits = self._suffix(caches, rows, hidden, np.zeros_like(ids), None)
+        for state, alive in zip(caches.rows, live or [True] * len(rows), strict=True):
+            if alive:
+                state.position += 1
+                state.prefix_length += 1
+                state.suffix_length += 1
+        return logits
+
+    def _check(self, request: Request, pruning: Pruning, positions: NDArray[np.int64]) -> tuple[str, ...]:
+        if len(request.input_ids) == 0:
+            raise InputError("expected a prompt of 1 or more tokens, found an empty one")
+        if sum(request.image_sizes) != len(positions):
+            raise InputError(
+                f"expected as many image placeholders as image tokens, found {len(positions)} placeholders for "
+                f"{len(request.image_sizes)} images of {list(request.image_sizes)} tokens"
+            )
+        if pruning.ranking not in FREE_RANKINGS and pruning.asked:
+            self.check_ranking(pruning.ranking)
+        notes = []
+        if pruning.asked and not len(positions):
+            if pruning.required:
+                raise InputError("expected image tokens to prune, found a text-only prompt (pruning is required)")
+            notes.append("nothing was pruned: the prompt has no image tokens")
+        if len(positions) and positions[-1] == len(request.input_ids) - 1:
+            notes.append("the last prompt token is an image token, so the ranking's query is one: put text after it")
+        return tuple(notes)
+
+    def check_ranking(self, ranking: str) -> None:
+        """Raise InputError if an attention ranking is not in the bundle."""
+        if ranking in self.manifest.rankings:
+            return
+        if self.manifest.k == 0:
+            raise InputError(
+                f"expected a ranking that needs no attention ({', '.join(FREE_RANKINGS)}) in a bundle cut at K=0, "
+                f"found {ranking!r}"
+            )
+        offered = ", ".join((*self.manifest.rankings, *FREE_RANKINGS))
+        raise InputError(f"expected a ranking that was exported ({offered}), found {ranking!r}; export with --rankings")
+
+    def _no_features(self) -> Tensor:
+        dtype, size = DTYPES[self.manifest.dtype], self.manifest.model.hidden_size
+        return self.device.zeros((0, size), dtype)
+
+    def features(self, request: Request, tokens: int) -> Tensor:
+        """The vision graph's image_features [M, d] of a request with `tokens` placeholders."""
+        if not request.vision_inputs:
+            return self._no_features()
+        graph = self.manifest.graphs["vision"]
+        inputs = {}
+        for record in graph.inputs:
+            if record.name not in request.vision_inputs:
+                raise InputError(f"expected {record.name} for the vision graph, found {list(request.vision_inputs)}")
+            array = np.asarray(request.vision_inputs[record.name]).astype(record.dtype, copy=False)
+            expected = [d for d in record.shape if isinstance(d, int)]
+            if (
+                array.ndim != len(record.shape)
+                or [s for s, d in zip(array.shape, record.shape, strict=True) if isinstance(d, int)] != expected
+            ):
+                raise InputError(f"expected {record.name} of shape {list(record.shape)}, found {list(array.shape)}")
+            inputs[record.name] = self.device.upload(array)
+        features = self._sessions["vision"].run(inputs)["image_features"]
+        if features.shape[0] != tokens:
+            raise InputError(
+                f"expected one image feature per placeholder, found {features.shape[0]} features for {tokens}"
+            )
+        return features
+
+    def prefix(
+        self, caches: Caches, rows: list[int], ids: NDArray[np.int64], features: Tensor, row: int | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """The prefix graph over `ids` [B,S]: hidden_states [B,S,d] and query_states [B,H,S,D] (None at K = 0)."""
+        states = [caches.rows[r] for r in rows]
+        tensors = {"input_ids": self.device.upload(ids), "image_features": features}
+        if self.manifest.k > 0:
+            write = [s.prefix_length for s in states]
+            offsets = np.arange(ids.shape[1])[None]
+            tensors |= self._steps(np.array([[s.position] for s in states]) + offsets, write, ids.shape[1])
+            tensors |= caches.prefix(row)
+        outputs = self._sessions["prefix"].run(tensors)
+        return outputs["hidden_states"], outputs.get("query_states")
+
+    def _suffix(
+        self, caches: Caches, rows: list[int], hidden: Tensor, keep: NDArray[np.int64], row: int | None
+    ) -> NDArray[np.float32]:
+        states = [caches.rows[r] for r in rows]
+        tensors = {"hidden_states": hidden, "keep_indices": self.device.upload(keep)}
+        write = [s.suffix_length for s in states]
+        tensors |= self._steps(np.array([[s.position] for s in states]) + keep, write, keep.shape[1])
+        tensors |= caches.suffix(row)
+        logits = self._sessions["suffix"].run(tensors)["logits"]
+        return self.device.download(logits)[:, 0]
+
+    def _steps(self, position_ids: NDArray[np.int64], write: list[int], written: int) -> dict[str, Tensor]:
+        return {
+            "position_ids": self.device.upload(position_ids.astype(np.int64)),
+            "slots": self.device.upload(np.arange(max(write) + written, dtype=np.int64)),
+            "write_index": self.device.upload(np.array(write, dtype=np.int64)),
+        }
+
+    def _scores(
+        self,
+        caches: Caches,
+        row: int,
+        query: Tensor | None,
+        request: Request,
+        pruning: Pruning,
+        positions: NDArray[np.int64],
+    ) -> NDArray[np.float32] | None:
+        """Scores of the image tokens, [M]: from a rank graph, from the caller, or none."""
+        if pruning.ranking == "external":
+            if request.scores is None or request.scores.shape != (len(positions),):
+                found = "none" if request.scores is None else str(list(request.scores.shape))
+                raise InputError(f"expected external scores of shape [{len(positions)}], found {found}")
+            return request.scores
+        if pruning.ranking == "random":
+            return random_scores(len(positions), pruning.seed)
+        if pruning.ranking == "uniform":
+            return None
+        assert query is not None  # check_ranking: an attention ranking implies K >= 1
+        state = caches.rows[row]
+        tensors = {"query_states": query, "key": caches.key(self.manifest.k - 1, row)}
+        steps = self._steps(positions[None], [state.prefix_length], len(request.input_ids))
+        tensors |= {name: steps[name] for name in ("slots", "write_index")}
+        scores = self.device.download(self._sessions[f"rank-{pruning.ranking}"].run(tensors)["scores"])[0]
+        result: NDArray[np.float32] = scores[state.prefix_length + positions]
+        return result
+
+
+@dataclass
+class Clock:
+    """Seconds by part; each part is measured once it has finished on the device."""
+
+    seconds: dict[str, float]
+
+    @contextmanager
+    def __call__(self, part: str) -> Iterator[None]:
+        started = time.perf_counter()
+        yield
+        self.seconds[part] = time.perf_counter() - started

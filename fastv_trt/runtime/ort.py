@@ -1,0 +1,186 @@
+"""ONNX Runtime: the CPU provider (the embedded default) and the CUDA provider."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import onnxruntime
+from numpy.typing import NDArray
+
+from fastv_trt.bundle import Bundle
+from fastv_trt.errors import FastVError, InputError, UnavailableError
+from fastv_trt.runtime.tensor import Session, Tensor, host
+
+PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
+_ELEMENT = {"tensor(float)": "float32", "tensor(float16)": "float16", "tensor(int64)": "int64"}
+
+
+def device(bundle: Bundle, name: str = "cpu", threads: int | None = None) -> OrtCpu | OrtCuda:
+    """A device by name.
+
+    Args:
+        bundle: whose graphs it will load.
+        name: "cpu" or "cuda".
+        threads: of the CPU provider; by default all cores this process may use.
+
+    Raises:
+        InputError: unknown name, or a dtype that the device cannot run.
+        UnavailableError: this onnxruntime lacks the provider.
+    """
+    if name not in PROVIDERS:
+        raise InputError(f"expected a device of {', '.join(PROVIDERS)}, found {name!r}")
+    if threads is not None and threads < 1:
+        raise InputError(f"expected 1 or more threads, found {threads}")
+    available = onnxruntime.get_available_providers()
+    if PROVIDERS[name] not in available:
+        raise UnavailableError(
+            f"expected {PROVIDERS[name]} for --device {name}, found {', '.join(available)}; "
+            "install onnxruntime-gpu in place of onnxruntime"
+        )
+    if name == "cpu" and bundle.manifest.dtype == "bf16":
+        raise InputError("expected an fp32 or fp16 bundle on the CPU, found bf16, which its kernels lack; export again")
+    return OrtCpu(bundle, threads) if name == "cpu" else OrtCuda(bundle, threads)
+
+
+@dataclass
+class OrtCpu:
+    """Tensors are NumPy arrays; sessions read and write them where they are."""
+
+    bundle: Bundle
+    threads: int | None = None
+    name: str = "cpu"
+    kind: str = "cpu"
+
+    def zeros(self, shape: tuple[int, ...], dtype: str) -> Tensor:
+        return host(np.zeros(shape, dtype))
+
+    def upload(self, array: NDArray[Any]) -> Tensor:
+        return host(array)
+
+    def write(self, target: Tensor, array: NDArray[Any]) -> None:
+        np.copyto(self._view(target), array)
+
+    def download(self, tensor: Tensor) -> NDArray[Any]:
+        return self._view(tensor).copy()
+
+    def copy_slots(self, source: Tensor, target: Tensor, slots: int) -> None:
+        self._view(target)[:, :, :slots] = self._view(source)[:, :, :slots]
+
+    def session(self, name: str) -> Session:
+        return OrtSession(self, name)
+
+    @staticmethod
+    def _view(tensor: Tensor) -> NDArray[Any]:
+        base: NDArray[Any] = tensor.owner
+        flat = base.reshape(-1)
+        first = (tensor.address - base.ctypes.data) // base.itemsize
+        return flat[first : first + int(np.prod(tensor.shape))].reshape(tensor.shape)
+
+
+@dataclass
+class OrtCuda:
+    """Tensors are OrtValues in GPU memory. Not run on hardware by this project so far: see README."""
+
+    bundle: Bundle
+    threads: int | None = None
+    name: str = "cuda"
+    kind: str = "cuda"
+
+    def zeros(self, shape: tuple[int, ...], dtype: str) -> Tensor:
+        return self.upload(np.zeros(shape, dtype))
+
+    def upload(self, array: NDArray[Any]) -> Tensor:
+        value = onnxruntime.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(array), "cuda", 0)
+        return Tensor(value.data_ptr(), array.shape, str(array.dtype), value)
+
+    def write(self, target: Tensor, array: NDArray[Any]) -> None:
+        target.owner.update_inplace(np.ascontiguousarray(array))
+
+    def download(self, tensor: Tensor) -> NDArray[Any]:
+        whole: NDArray[Any] = tensor.owner.numpy()
+        first = (tensor.address - tensor.owner.data_ptr()) // whole.itemsize
+        return whole.reshape(-1)[first : first + int(np.prod(tensor.shape))].reshape(tensor.shape).copy()
+
+    def copy_slots(self, source: Tensor, target: Tensor, slots: int) -> None:
+        grown = np.zeros(target.shape, target.dtype)
+        grown[:, :, :slots] = self.download(source)[:, :, :slots]
+        self.write(target, grown)
+
+    def session(self, name: str) -> Session:
+        return OrtSession(self, name)
+
+
+@dataclass
+class OrtSession:
+    """One ONNX graph in ONNX Runtime, driven through an I/O binding that is kept between runs."""
+
+    device: OrtCpu | OrtCuda
+    name: str
+    _session: Any = field(init=False, repr=False)
+    _binding: Any = field(init=False, repr=False)
+    _bound: dict[str, Tensor] = field(init=False, default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        path = self.device.bundle.graph_path(self.name)
+        provider = PROVIDERS[self.device.name]
+        try:
+            self._session = onnxruntime.InferenceSession(str(path), _options(self.device.threads), providers=[provider])
+        except Exception as error:  # onnxruntime's own exceptions share no public base
+            reason = str(error).strip().splitlines()[0]
+            raise FastVError(f"expected {path.name} to load on {provider}, found: {reason}") from error
+        if provider not in self._session.get_providers():
+            raise UnavailableError(
+                f"expected {provider} to load for --device {self.device.name}, found that it did not; "
+                "check its libraries (CUDA, cuDNN)"
+            )
+        self._inputs = {value.name: _ELEMENT[value.type] for value in self._session.get_inputs()}
+        self._outputs = [value.name for value in self._session.get_outputs()]
+        self._binding = self._session.io_binding()
+
+    def run(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        binding = self._binding
+        for name, dtype in self._inputs.items():
+            tensor = tensors[name]
+            if tensor.dtype != dtype:
+                raise InputError(f"expected {name} as {dtype} for graph {self.name}, found {tensor.dtype}")
+            if not self._is_bound(name, tensor):
+                binding.bind_input(name, self.device.kind, 0, np.dtype(dtype), tensor.shape, tensor.address)
+                self._bound[name] = tensor
+        for name in self._outputs:
+            place = tensors.get(name)
+            if place is None:
+                self._bound.pop(name, None)
+                binding.bind_output(name, self.device.kind, 0)
+            elif not self._is_bound(name, place):
+                element = np.dtype(place.dtype)
+                binding.bind_output(name, self.device.kind, 0, element, place.shape, place.address)
+                self._bound[name] = place
+        self._session.run_with_iobinding(binding)
+        if all(name in tensors for name in self._outputs):
+            return {name: tensors[name] for name in self._outputs}
+        values = dict(zip(self._outputs, binding.get_outputs(), strict=True))
+        return {name: tensors.get(name) or self._own(values[name]) for name in self._outputs}
+
+    def _is_bound(self, name: str, tensor: Tensor) -> bool:
+        bound = self._bound.get(name)
+        return bound is not None and (bound.address, bound.shape) == (tensor.address, tensor.shape)
+
+    def _own(self, value: Any) -> Tensor:
+        # A view of an OrtValue dies with the session, so what leaves here on the host is a copy.
+        if self.device.kind == "cpu":
+            return host(value.numpy().copy())
+        return Tensor(value.data_ptr(), tuple(value.shape()), _ELEMENT[value.data_type()], value)
+
+
+def _options(threads: int | None) -> Any:
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads or len(os.sched_getaffinity(0))
+    options.log_severity_level = 3
+    # Prefix and suffix are two thread pools that take turns: a pool that spins after its run steals a core
+    # from the other one (benchmarks/decode.py shows it).
+    options.add_session_config_entry("session.force_spinning_stop", "1")
+    options.enable_cpu_mem_arena = False
+    return options

@@ -1,0 +1,230 @@
+"""The user's handle: a bundle, loaded; prompts and pictures in, text out."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fastv_trt.bundle import Bundle
+from fastv_trt.errors import InputError
+from fastv_trt.pruning import Pruning
+from fastv_trt.runtime.caches import Caches
+from fastv_trt.runtime.chain import Chain, Prefill, Request
+from fastv_trt.runtime.generation import Generation, Limits
+from fastv_trt.runtime.images import ImageLike
+from fastv_trt.runtime.processing import Message, Processor
+from fastv_trt.runtime.sampling import Sampling
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What one row of a generation gave.
+
+    Attributes:
+        text: the answer, special tokens left out.
+        tokens: generated ids, the stop token included.
+        prefill: what the prefill did: kept tokens, scores, timings, notes.
+        decode_seconds: all decode steps of the batch.
+        decode_steps: their number.
+        kv_bytes: bytes allocated for the batch's keys and values.
+    """
+
+    text: str
+    tokens: tuple[int, ...]
+    prefill: Prefill
+    decode_seconds: float
+    decode_steps: int
+    kv_bytes: int
+
+    @property
+    def image_tokens(self) -> int:
+        return self.prefill.image_tokens
+
+    @property
+    def kept_tokens(self) -> int:
+        return self.prefill.kept_tokens
+
+    @property
+    def keep_indices(self) -> NDArray[np.int64]:
+        return self.prefill.keep_indices
+
+    @property
+    def scores(self) -> NDArray[np.float32] | None:
+        return self.prefill.scores
+
+    @property
+    def timings(self) -> dict[str, float]:
+        """Seconds: preprocess, vision, prefix, rank+select, suffix, decode."""
+        return {**self.prefill.timings, "decode": self.decode_seconds}
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """A loaded bundle.
+
+    >>> runtime = Runtime.load("bundle")
+    >>> runtime.generate("What digit is red?", images=["a.png"], pruning=Pruning(ratio=0.5)).text
+    """
+
+    bundle: Bundle
+    chain: Chain
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str] | Bundle, *, device: str = "cpu", threads: int | None = None) -> Runtime:
+        """Open a bundle, check its hashes and load its graphs.
+
+        Args:
+            device: "cpu" or "cuda".
+            threads: of the CPU; by default all cores.
+
+        Raises:
+            BundleError: the bundle is not whole.
+            UnavailableError: the device is not there.
+        """
+        from fastv_trt.runtime import ort
+
+        bundle = path if isinstance(path, Bundle) else Bundle.open(path)
+        return cls(bundle, Chain(bundle, ort.device(bundle, device, threads)))
+
+    @cached_property
+    def processor(self) -> Processor:
+        """Loaded when text or pictures first need it; ids and pixel values never do."""
+        manifest = self.bundle.manifest
+        names = [record.name for record in manifest.graphs["vision"].inputs]
+        return Processor(self.bundle.path / "processor", manifest.image_token, manifest.tokens.image, names)
+
+    def request(self, prompt: str, images: Sequence[ImageLike] = (), *, raw: bool = False) -> Request:
+        """Make a request of a prompt: through the chat template, or as it stands if `raw`."""
+        text = prompt if raw else self.processor.render([self.processor.user(prompt, len(images))])
+        return self.processor.request(text, images)
+
+    def generate(
+        self,
+        prompt: str,
+        images: Sequence[ImageLike] = (),
+        *,
+        pruning: Pruning = Pruning(ratio=0.5),
+        limits: Limits = Limits(),
+        sampling: Sampling = Sampling(),
+        raw: bool = False,
+    ) -> Answer:
+        """Answer one prompt.
+
+        Args:
+            prompt: the question; with `raw`, the whole prompt with an image token per picture.
+            images: paths, PIL images or arrays.
+            pruning: what to drop after layer K. `Pruning(ratio=0)` runs the model unpruned.
+            limits: number of new tokens, stop tokens.
+            sampling: greedy unless told otherwise.
+        """
+        return self.answers([self.request(prompt, images, raw=raw)], pruning, limits, sampling)[0]
+
+    def answers(
+        self,
+        requests: Sequence[Request],
+        pruning: Pruning | Sequence[Pruning] = Pruning(ratio=0.5),
+        limits: Limits = Limits(),
+        sampling: Sampling = Sampling(),
+    ) -> list[Answer]:
+        """Answer several requests, decoded together; they may differ in length and in pruning."""
+        generation = Generation.start(self.chain, requests, pruning, limits, sampling).finish()
+        return [self.answer(generation, row) for row in range(len(requests))]
+
+    def stream(
+        self,
+        request: Request,
+        pruning: Pruning = Pruning(ratio=0.5),
+        limits: Limits = Limits(),
+        sampling: Sampling = Sampling(),
+    ) -> Stream:
+        """Answer one request piece by piece: iterate for text, then read `answer`."""
+        return Stream(self, Generation.start(self.chain, [request], pruning, limits, sampling))
+
+    def answer(self, generation: Generation, row: int) -> Answer:
+        """The result of one row of a generation that has run."""
+        return Answer(
+            text=self.processor.decode(generation.tokens[row]).strip(),
+            tokens=tuple(generation.tokens[row]),
+            prefill=generation.prefills[row],
+            decode_seconds=generation.decode_seconds,
+            decode_steps=generation.decode_steps,
+            kv_bytes=generation.caches.bytes,
+        )
+
+    def conversation(self, pruning: Pruning = Pruning(ratio=0.5)) -> Conversation:
+        """Start a chat whose turns share their caches."""
+        return Conversation(self, pruning)
+
+
+@dataclass
+class Stream:
+    """An answer on its way."""
+
+    runtime: Runtime
+    generation: Generation
+
+    def __iter__(self) -> Iterator[str]:
+        shown = ""
+        for _ in self.generation:
+            text = self.runtime.processor.decode(self.generation.tokens[0])
+            # A character of several bytes may come in several tokens.
+            if not text.endswith("�") and len(text) > len(shown):
+                yield text[len(shown) :]
+                shown = text
+
+    @property
+    def answer(self) -> Answer:
+        return self.runtime.answer(self.generation, 0)
+
+
+@dataclass
+class Conversation:
+    """A chat. What the first turn pruned stays pruned; only new image tokens are ranked in a later turn.
+
+    Source: FastV prunes once, at prefill; shared by all of the authors' variants.
+    """
+
+    runtime: Runtime
+    pruning: Pruning
+    _messages: list[Message] = field(default_factory=list)
+    _rendered: str = ""
+    _pending: list[int] = field(default_factory=list)
+    _caches: Caches | None = None
+
+    def ask(
+        self,
+        text: str,
+        images: Sequence[ImageLike] = (),
+        *,
+        limits: Limits = Limits(),
+        sampling: Sampling = Sampling(),
+    ) -> Answer:
+        """Say something and get the answer.
+
+        Raises:
+            InputError: the chat template rewrites earlier turns, so that their caches cannot be used.
+        """
+        processor = self.runtime.processor
+        messages = [*self._messages, processor.user(text, len(images))]
+        rendered = processor.render(messages)
+        if not rendered.startswith(self._rendered):
+            raise InputError(
+                "expected a chat template that only adds to what was said, found one that rewrites earlier turns; "
+                "start a new conversation"
+            )
+        request = processor.request(rendered[len(self._rendered) :], images, continuing=bool(self._messages))
+        # The last token of an answer was generated but not yet read by the model.
+        ids = np.concatenate((np.asarray(self._pending, dtype=np.int64), request.input_ids))
+        request = Request(ids, request.vision_inputs, request.image_sizes, None, request.preprocess_seconds)
+        generation = Generation.start(self.runtime.chain, [request], self.pruning, limits, sampling, self._caches)
+        generation.finish()
+        spoken = generation.tokens[0]
+        self._caches, self._pending = generation.caches, spoken[-1:]
+        self._rendered = rendered + processor.decode(spoken, special=True)
+        self._messages = [*messages, processor.assistant(processor.decode(spoken).strip())]
+        return self.runtime.answer(generation, 0)

@@ -1,0 +1,148 @@
+"""The reference: the checkpoint's own transformers model in eager attention, whole, with hooks.
+
+Independent of the exporter. Pruning is expressed as a mask: the forward pass keeps its full length, and from
+layer K on the pruned tokens are hidden from every query. At prefill, and at every decode step, the last
+token's logits are then those of a run in which the tokens are gone.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from transformers import AutoModelForImageTextToText
+
+Array = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What one reference forward gave.
+
+    Attributes:
+        logits: of every position from the prompt's last on, float32 [t, V].
+        hidden: activations before layer K, float32 [N, d].
+        attention: of layer K-1, float32 [H, N, N]; None at K = 0.
+    """
+
+    logits: Array
+    hidden: Array
+    attention: Array | None
+
+
+class Oracle:
+    """A checkpoint in eager fp32, its weights rounded to the bundle's dtype first, so that only arithmetic differs."""
+
+    def __init__(self, checkpoint: str | os.PathLike[str], k: int, dtype: str) -> None:
+        rounded = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}[dtype]
+        model: Any = AutoModelForImageTextToText.from_pretrained(
+            checkpoint,
+            dtype=rounded,
+            attn_implementation="eager",
+            local_files_only=True,
+            use_safetensors=True,
+        )
+        self.model = model.eval().requires_grad_(False).float()
+        self.layers: Any = model.get_decoder().layers
+        self.k = k
+
+    def image_features(self, vision_inputs: Mapping[str, NDArray[Any]]) -> Array:
+        """Features of all images, [M, d]."""
+        with torch.no_grad():
+            output = self.model.get_image_features(**_tensors(vision_inputs), return_dict=True).pooler_output
+        rows = torch.cat(list(output)) if isinstance(output, (list, tuple)) else output.flatten(0, 1)
+        features: Array = rows.numpy()
+        return features
+
+    def forward(
+        self,
+        ids: NDArray[np.int64],
+        vision_inputs: Mapping[str, NDArray[Any]],
+        pruned: NDArray[np.bool_] | None = None,
+        last: int = 1,
+    ) -> Seen:
+        """One full-length forward.
+
+        Args:
+            ids: prompt, and tokens generated after it, [N].
+            pruned: true where a token is hidden from layer K on, [N].
+            last: how many positions at the end to give logits of.
+        """
+        seen: dict[str, torch.Tensor] = {}
+        with torch.no_grad(), self._watching(seen, pruned):
+            output = self.model(
+                input_ids=torch.from_numpy(ids)[None],
+                **_tensors(vision_inputs),
+                use_cache=False,
+                logits_to_keep=last,
+            )
+        attention = seen.get("attention")
+        return Seen(
+            logits=output.logits[0].numpy(),
+            hidden=seen["hidden"][0].numpy(),
+            attention=None if attention is None else attention[0].float().numpy(),
+        )
+
+    def greedy(self, ids: NDArray[np.int64], vision_inputs: Mapping[str, NDArray[Any]], tokens: int) -> list[int]:
+        """Greedy continuation of the unmodified model with its own cache; no stop token ends it."""
+        chosen: list[int] = []
+        with torch.no_grad():
+            output = self.model(
+                input_ids=torch.from_numpy(ids)[None],
+                **_tensors(vision_inputs),
+                use_cache=True,
+                logits_to_keep=1,
+            )
+            while True:
+                chosen.append(int(output.logits[0, -1].argmax()))
+                if len(chosen) == tokens:
+                    return chosen
+                output = self.model(input_ids=torch.tensor([[chosen[-1]]]), cache=output.cache, use_cache=True)
+
+    @contextmanager
+    def _watching(self, seen: dict[str, torch.Tensor], pruned: NDArray[np.bool_] | None) -> Iterator[None]:
+        def before(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+            hidden = args[0] if args else kwargs["hidden_states"]
+            if module is self.layers[self.k]:
+                seen["hidden"] = hidden
+            if pruned is not None:
+                kwargs = {**kwargs, "attention_mask": _hide(kwargs["attention_mask"], pruned)}
+            return args, kwargs
+
+        def attended(module: Any, args: Any, output: Any) -> None:
+            seen["attention"] = output[1]
+
+        handles = [layer.register_forward_pre_hook(before, with_kwargs=True) for layer in self.layers[self.k :]]
+        if self.k > 0:
+            handles.append(self.layers[self.k - 1].self_attn.register_forward_hook(attended))
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+
+def scores(attention: Array, ranking: str) -> Array:
+    """Reduce attention [H, N, N] to one score per token, [N], as the paper or its authors' code do.
+
+    `last-query`: mean over heads, row of the last query. `received`: mean over heads and query rows.
+    """
+    mean = attention.mean(axis=0)
+    return mean[-1] if ranking == "last-query" else mean.mean(axis=0)
+
+
+def _hide(mask: torch.Tensor, pruned: NDArray[np.bool_]) -> torch.Tensor:
+    columns = torch.from_numpy(pruned)[None, None, None, :]
+    if mask.dtype == torch.bool:
+        return mask & ~columns
+    return mask.masked_fill(columns, torch.finfo(mask.dtype).min)
+
+
+def _tensors(vision_inputs: Mapping[str, NDArray[Any]]) -> dict[str, torch.Tensor]:
+    return {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in vision_inputs.items()}
