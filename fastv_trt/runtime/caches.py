@@ -26,6 +26,22 @@ class Row:
     suffix_length: int = 0
 
 
+@dataclass
+class Step:
+    """What one decode step of a batch reads and writes, caches included.
+
+    Made once per batch, so that sessions find everything where they bound it the step before.
+
+    Attributes:
+        prefix, suffix: tensors of the two graphs by name. Their `hidden_states`, and their `position_ids`, are one.
+        slots: int64 [C], 0, 1, ...; each graph reads as many as it has visible slots.
+    """
+
+    prefix: dict[str, Tensor]
+    suffix: dict[str, Tensor]
+    slots: Tensor
+
+
 class Caches:
     """Key and value buffers [B, G, C, D] of every layer, and the rows' counters.
 
@@ -40,6 +56,7 @@ class Caches:
         self.rows = [Row() for _ in range(rows)]
         self.layers = [self._pair(prefix if i < manifest.k else suffix) for i in range(manifest.model.layers)]
         self.prefix_capacity, self.suffix_capacity = prefix, suffix
+        self.step: Step | None = None
 
     def _pair(self, capacity: int) -> tuple[Tensor, Tensor]:
         shape = (len(self.rows), self._model.key_value_heads, capacity, self._model.head_size)
@@ -95,4 +112,5 @@ class Caches:
             for source, target in zip(old, new, strict=True):
                 self._device.copy_slots(source, target, used)
             self.layers[i] = new
+            self.step = None  # it is bound to the old memory
         self.prefix_capacity, self.suffix_capacity = grown

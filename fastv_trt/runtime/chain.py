@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from fastv_trt.bundle import Bundle
 from fastv_trt.errors import InputError
 from fastv_trt.pruning import FREE_RANKINGS, Pruning, image_positions, random_scores, select
-from fastv_trt.runtime.caches import DTYPES, Caches
+from fastv_trt.runtime.caches import DTYPES, Caches, Step
 from fastv_trt.runtime.tensor import Device, Session, Tensor
 
 
@@ -160,17 +160,46 @@ class Chain:
         Returns:
             logits, float32 [B, V].
         """
-        rows = list(range(len(caches.rows)))
-        caches.require(max(r.prefix_length for r in caches.rows) + 1, max(r.suffix_length for r in caches.rows) + 1)
-        ids = np.asarray(tokens, dtype=np.int64)[:, None]
-        hidden, _ = self.prefix(caches, rows, ids, self._no_features(), None)
-        logits = self._suffix(caches, rows, hidden, np.zeros_like(ids), None)
-        for state, alive in zip(caches.rows, live or [True] * len(rows), strict=True):
+        rows = caches.rows
+        prefix, suffix = [r.prefix_length for r in rows], [r.suffix_length for r in rows]
+        caches.require(max(prefix) + 1, max(suffix) + 1)
+        step = caches.step = caches.step or self._step(caches)
+        write = self.device.write
+        write(step.prefix["input_ids"], np.array(tokens, dtype=np.int64)[:, None])
+        write(step.suffix["position_ids"], np.array([r.position for r in rows], dtype=np.int64)[:, None])
+        if self.manifest.k > 0:
+            write(step.prefix["write_index"], np.array(prefix, dtype=np.int64))
+            step.prefix["slots"] = replace(step.slots, shape=(max(prefix) + 1,))
+        self._sessions["prefix"].run(step.prefix)
+        write(step.suffix["write_index"], np.array(suffix, dtype=np.int64))
+        step.suffix["slots"] = replace(step.slots, shape=(max(suffix) + 1,))
+        self._sessions["suffix"].run(step.suffix)
+        for state, alive in zip(rows, live or [True] * len(rows), strict=True):
             if alive:
                 state.position += 1
                 state.prefix_length += 1
                 state.suffix_length += 1
-        return logits
+        return self.device.download(step.suffix["logits"])[:, 0]
+
+    def _step(self, caches: Caches) -> Step:
+        """Scratch of a batch's decode steps: every input and output of both graphs has its place from here on."""
+        model, rows, zeros = self.manifest.model, len(caches.rows), self.device.zeros
+        dtype = DTYPES[self.manifest.dtype]
+        ids, position_ids = zeros((rows, 1), "int64"), zeros((rows, 1), "int64")
+        hidden = zeros((rows, 1, model.hidden_size), dtype)
+        prefix = {"input_ids": ids, "image_features": self._no_features(), "hidden_states": hidden}
+        if self.manifest.k > 0:
+            prefix |= {"position_ids": position_ids, "write_index": zeros((rows,), "int64")} | caches.prefix()
+            prefix["query_states"] = zeros((rows, model.heads, 1, model.head_size), dtype)
+        suffix = {
+            "hidden_states": hidden,
+            "keep_indices": zeros((rows, 1), "int64"),
+            "position_ids": position_ids,
+            "write_index": zeros((rows,), "int64"),
+            "logits": zeros((rows, 1, model.vocab_size), "float32"),
+        }
+        slots = self.device.upload(np.arange(max(caches.prefix_capacity, caches.suffix_capacity), dtype=np.int64))
+        return Step(prefix, suffix | caches.suffix(), slots)
 
     def _check(self, request: Request, pruning: Pruning, positions: NDArray[np.int64]) -> tuple[str, ...]:
         if len(request.input_ids) == 0:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import dataclass, field
 from typing import Any
@@ -77,7 +78,7 @@ class OrtCpu:
         base: NDArray[Any] = tensor.owner
         flat = base.reshape(-1)
         first = (tensor.address - base.ctypes.data) // base.itemsize
-        return flat[first : first + int(np.prod(tensor.shape))].reshape(tensor.shape)
+        return flat[first : first + math.prod(tensor.shape)].reshape(tensor.shape)
 
 
 @dataclass
@@ -102,7 +103,7 @@ class OrtCuda:
     def download(self, tensor: Tensor) -> NDArray[Any]:
         whole: NDArray[Any] = tensor.owner.numpy()
         first = (tensor.address - tensor.owner.data_ptr()) // whole.itemsize
-        return whole.reshape(-1)[first : first + int(np.prod(tensor.shape))].reshape(tensor.shape).copy()
+        return whole.reshape(-1)[first : first + math.prod(tensor.shape)].reshape(tensor.shape).copy()
 
     def copy_slots(self, source: Tensor, target: Tensor, slots: int) -> None:
         grown = np.zeros(target.shape, target.dtype)
@@ -121,7 +122,9 @@ class OrtSession:
     name: str
     _session: Any = field(init=False, repr=False)
     _binding: Any = field(init=False, repr=False)
-    _bound: dict[str, Tensor] = field(init=False, default_factory=dict, repr=False)
+    # What each name is bound to, as (address, shape, dtype) and not as a tensor: a binding must not keep the caches of
+    # a request alive that has ended. Every run checks every name against these, so memory that is gone is never used.
+    _bound: dict[str, tuple[int, tuple[int, ...], str]] = field(init=False, default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         path = self.device.bundle.graph_path(self.name)
@@ -142,31 +145,32 @@ class OrtSession:
 
     def run(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         binding = self._binding
+        bound = self._bound
         for name, dtype in self._inputs.items():
             tensor = tensors[name]
-            if tensor.dtype != dtype:
-                raise InputError(f"expected {name} as {dtype} for graph {self.name}, found {tensor.dtype}")
-            if not self._is_bound(name, tensor):
+            place = (tensor.address, tensor.shape, tensor.dtype)
+            if bound.get(name) != place:
+                if tensor.dtype != dtype:
+                    raise InputError(f"expected {name} as {dtype} for graph {self.name}, found {tensor.dtype}")
                 binding.bind_input(name, self.device.kind, 0, np.dtype(dtype), tensor.shape, tensor.address)
-                self._bound[name] = tensor
+                bound[name] = place
+        free = []
         for name in self._outputs:
-            place = tensors.get(name)
-            if place is None:
-                self._bound.pop(name, None)
+            output = tensors.get(name)
+            if output is None:
+                free.append(name)
+                bound.pop(name, None)
                 binding.bind_output(name, self.device.kind, 0)
-            elif not self._is_bound(name, place):
-                element = np.dtype(place.dtype)
-                binding.bind_output(name, self.device.kind, 0, element, place.shape, place.address)
-                self._bound[name] = place
+                continue
+            place = (output.address, output.shape, output.dtype)
+            if bound.get(name) != place:
+                binding.bind_output(name, self.device.kind, 0, np.dtype(output.dtype), output.shape, output.address)
+                bound[name] = place
         self._session.run_with_iobinding(binding)
-        if all(name in tensors for name in self._outputs):
+        if not free:
             return {name: tensors[name] for name in self._outputs}
         values = dict(zip(self._outputs, binding.get_outputs(), strict=True))
-        return {name: tensors.get(name) or self._own(values[name]) for name in self._outputs}
-
-    def _is_bound(self, name: str, tensor: Tensor) -> bool:
-        bound = self._bound.get(name)
-        return bound is not None and (bound.address, bound.shape) == (tensor.address, tensor.shape)
+        return {name: self._own(values[name]) if name in free else tensors[name] for name in self._outputs}
 
     def _own(self, value: Any) -> Tensor:
         # A view of an OrtValue dies with the session, so what leaves here on the host is a copy.
