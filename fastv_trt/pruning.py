@@ -81,6 +81,10 @@ class Pruning:
             return min(self.keep, tokens)
         return round(tokens * (1.0 - (self.ratio or 0.0)))
 
+    def kept_tokens(self, image_sizes: Sequence[int]) -> int:
+        """Image tokens that live on, out of images of these sizes, under this policy's scope."""
+        return sum(self.quotas(image_sizes)) if self.scope == "image" else self.keep_count(sum(image_sizes))
+
     def quotas(self, image_sizes: Sequence[int]) -> list[int]:
         """Kept tokens per image for scope "image". An absolute `keep` is shared out in proportion to size.
 

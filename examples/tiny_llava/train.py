@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -135,18 +136,26 @@ class Sequences:
     def encode(self, text: str) -> list[int]:
         return self.tokenizer.encode(text, add_special_tokens=False)
 
-    def of(self, scene: Scene) -> tuple[list[int], list[int]]:
-        """Returns input ids and labels; -100 everywhere but at the answers."""
+    def of(self, scene: Scene, naming: Sequence[bool] = ()) -> tuple[list[int], list[int]]:
+        """Returns input ids and labels; -100 everywhere but at the answers.
+
+        Args:
+            naming: per turn, whether the colour of a digit is asked instead of the digit of a colour.
+        """
         ids = [self.tokenizer.bos_token_id]
         labels = [-100]
         for turn, (colour, digit) in enumerate(zip(scene.colours, scene.digits, strict=True)):
             asked = self.encode("USER: ")
             if turn == 0:
                 asked += self.image_ids + self.encode("\n")
-            asked += self.encode(f"{question(colour)} ASSISTANT:")
-            answer = [*self.encode(f" {digit}"), self.tokenizer.eos_token_id]
+            named = turn < len(naming) and naming[turn]
+            text, said = (f"What color is {digit}?", colour) if named else (question(colour), str(digit))
+            asked += self.encode(f"{text} ASSISTANT:")
+            answer = [*self.encode(f" {said}"), self.tokenizer.eos_token_id]
             ids += asked + answer
-            labels += [-100] * len(asked) + answer
+            # The colour of a digit that stands there twice cannot be known.
+            known = not named or scene.digits.count(digit) == 1
+            labels += [-100] * len(asked) + (answer if known else [-100, -100])
         return ids, labels
 
 
@@ -181,6 +190,8 @@ def main() -> None:
     parser.add_argument("--lr", type=float, default=1e-3)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--naming", type=float, default=0.0)
+    parser.add_argument("--init", type=Path)
     args = parser.parse_args()
 
     torch.set_num_threads(args.threads)
@@ -188,6 +199,8 @@ def main() -> None:
     torch.manual_seed(args.seed)
     processor = build_processor()
     model = build_model(processor)
+    if args.init:
+        model = LlavaForConditionalGeneration.from_pretrained(args.init)
     sequences = Sequences(processor)
     train = Scenes("train", seed=args.seed + 1)
     held_out = Scenes("held-out", seed=args.seed + 2)
@@ -201,10 +214,13 @@ def main() -> None:
         lambda step: min((step + 1) / warmup, max(0.0, (args.steps - step) / (args.steps - warmup))),
     )
     model.train()
-    objects, running, score, started = 1, 2.3, 0.0, time.monotonic()
+    objects, running, score, started = 6 if args.init else 1, 2.3, 0.0, time.monotonic()
+    rng = np.random.default_rng(args.seed)
     for step in range(args.steps):
-        scenes = [train.draw(objects) for _ in range(args.batch)]
-        encoded = [sequences.of(scene) for scene in scenes]
+        count = objects if objects == 1 else int(rng.integers(3, 7))
+        naming = [bool(n) for n in rng.random(count) < args.naming]
+        scenes = [train.draw(count) for _ in range(args.batch)]
+        encoded = [sequences.of(scene, naming) for scene in scenes]
         ids, labels = torch.tensor([e[0] for e in encoded]), torch.tensor([e[1] for e in encoded])
         loss = model(input_ids=ids, pixel_values=pixel_values(scenes), labels=labels).loss
         optimizer.zero_grad(set_to_none=True)
@@ -214,8 +230,8 @@ def main() -> None:
         schedule.step()
         # Half of the answer tokens are </s>, learnt at once: twice the mean is the digits' loss.
         running += 0.02 * (2 * loss.item() - running)
-        if running < 0.5 and objects < 3:
-            objects, running = objects + 1, 1.5
+        if running < 0.5 and objects == 1:
+            objects, running = 6, 1.5
             print(f"step {step}: {objects} objects from here", flush=True)
         if step % 50 == 0:
             rate = (time.monotonic() - started) / (step + 1)

@@ -99,16 +99,20 @@ def load(path: str | os.PathLike[str], dtype: torch.dtype, attention: str = "sdp
     """Load a checkpoint for inference.
 
     Raises:
-        InputError: weights that the model needs are missing from the checkpoint.
+        InputError: weights that the model needs are missing from the checkpoint, or do not fit its config.
     """
-    loaded: Any = AutoModelForImageTextToText.from_pretrained(
-        path,
-        dtype=dtype,
-        attn_implementation=attention,
-        local_files_only=True,
-        use_safetensors=True,
-        output_loading_info=True,
-    )
+    try:
+        loaded: Any = AutoModelForImageTextToText.from_pretrained(
+            path,
+            dtype=dtype,
+            attn_implementation=attention,
+            local_files_only=True,
+            use_safetensors=True,
+            output_loading_info=True,
+        )
+    except (RuntimeError, ValueError) as error:  # a weight whose shape is not what config.json says
+        reason = " ".join(str(error).split())[:200]
+        raise InputError(f"expected weights that fit config.json in {path}, found: {reason}") from error
     model, report = loaded
     missing = sorted(report["missing_keys"])
     if missing:

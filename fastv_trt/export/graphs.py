@@ -69,14 +69,18 @@ class Prefix(nn.Module):
         self.decoder, self.k, self.image_token_ids = decoder, k, image_token_ids
 
     def merge(self, input_ids: Tensor, image_features: Tensor) -> Tensor:
-        """Embeds text and puts the i-th feature row where the i-th image token stands: [B,S,d]."""
+        """Embeds text and puts the i-th feature row where the i-th image token stands: [B,S,d].
+
+        An image token without a feature row is text: a model may generate one, and a decode step has no images.
+        """
         is_image = input_ids == self.image_token_ids[0]
         for other in self.image_token_ids[1:]:
             is_image = is_image | (input_ids == other)
+        rows = torch.cumsum(is_image.flatten().to(torch.int64), dim=0).reshape(input_ids.shape)
+        is_image = is_image & (rows <= image_features.shape[0])
         text = self.embed(torch.where(is_image, torch.zeros_like(input_ids), input_ids))
         # Row 0 is a spare, so that a call without images gathers from something.
         spare = torch.zeros((1, text.shape[-1]), dtype=text.dtype)
-        rows = torch.cumsum(is_image.flatten().to(torch.int64), dim=0).reshape(input_ids.shape)
         rows = torch.where(is_image, rows, torch.zeros_like(rows))
         image = nn.functional.embedding(rows, torch.cat((spare, image_features)))
         return torch.where(is_image[..., None], image, text)

@@ -104,10 +104,7 @@ class Chain:
 
     def dropped(self, request: Request, pruning: Pruning) -> int:
         """How many tokens of a request will not live on after layer K."""
-        total = sum(request.image_sizes)
-        if pruning.scope == "image":
-            return total - sum(pruning.quotas(request.image_sizes))
-        return total - pruning.keep_count(total)
+        return sum(request.image_sizes) - pruning.kept_tokens(request.image_sizes)
 
     def prefill(self, caches: Caches, row: int, request: Request, pruning: Pruning) -> Prefill:
         """Run one prompt, or a later turn, of one row through the chain.

@@ -16,6 +16,9 @@ from fastv_trt.errors import FastVError, InputError, UnavailableError
 from fastv_trt.runtime.tensor import Session, Tensor, host
 
 PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
+THREAD_POOL = {"session.force_spinning_stop": "1", "session.intra_op.spin_duration_us": "200"}
+"""Prefix and suffix are two thread pools that take turns. A pool that spins on after its run takes a core from the other
+one, and one that spins for long within its run takes it from other programs. benchmarks/decode.py compares."""
 _ELEMENT = {"tensor(float)": "float32", "tensor(float16)": "float16", "tensor(int64)": "int64"}
 
 
@@ -183,8 +186,7 @@ def _options(threads: int | None) -> Any:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads or len(os.sched_getaffinity(0))
     options.log_severity_level = 3
-    # Prefix and suffix are two thread pools that take turns: a pool that spins after its run steals a core
-    # from the other one (benchmarks/decode.py shows it).
-    options.add_session_config_entry("session.force_spinning_stop", "1")
+    for key, value in THREAD_POOL.items():
+        options.add_session_config_entry(key, value)
     options.enable_cpu_mem_arena = False
     return options

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from fastv_trt.bundle import Bundle
 from fastv_trt.errors import BundleError, InputError
 from fastv_trt.runtime.chain import Request
 from fastv_trt.runtime.images import ImageLike, open_image
@@ -44,6 +45,13 @@ class Processor:
             list(image_token_ids),
             list(vision_inputs),
         )
+
+    @classmethod
+    def of(cls, bundle: Bundle) -> Processor:
+        """The processor of a bundle."""
+        manifest = bundle.manifest
+        names = [record.name for record in manifest.graphs["vision"].inputs]
+        return cls(bundle.path / "processor", manifest.image_token, manifest.tokens.image, names)
 
     @property
     def has_chat_template(self) -> bool:

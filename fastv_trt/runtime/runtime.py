@@ -94,9 +94,7 @@ class Runtime:
     @cached_property
     def processor(self) -> Processor:
         """Loaded when text or pictures first need it; ids and pixel values never do."""
-        manifest = self.bundle.manifest
-        names = [record.name for record in manifest.graphs["vision"].inputs]
-        return Processor(self.bundle.path / "processor", manifest.image_token, manifest.tokens.image, names)
+        return Processor.of(self.bundle)
 
     def request(self, prompt: str, images: Sequence[ImageLike] = (), *, raw: bool = False) -> Request:
         """Make a request of a prompt: through the chat template, or as it stands if `raw`."""

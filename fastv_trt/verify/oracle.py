@@ -89,8 +89,18 @@ class Oracle:
             attention=None if attention is None else attention[0].float().numpy(),
         )
 
-    def greedy(self, ids: NDArray[np.int64], vision_inputs: Mapping[str, NDArray[Any]], tokens: int) -> list[int]:
-        """Greedy continuation of the unmodified model with its own cache; no stop token ends it."""
+    def greedy(
+        self,
+        ids: NDArray[np.int64],
+        vision_inputs: Mapping[str, NDArray[Any]],
+        tokens: int,
+        never: tuple[int, ...] = (),
+    ) -> list[int]:
+        """Greedy continuation of the unmodified model with its own cache; no stop token ends it.
+
+        Args:
+            never: ids that are passed over (image tokens: the model refuses one without features).
+        """
         chosen: list[int] = []
         with torch.no_grad():
             output = self.model(
@@ -100,7 +110,7 @@ class Oracle:
                 logits_to_keep=1,
             )
             while True:
-                chosen.append(int(output.logits[0, -1].argmax()))
+                chosen.append(best(output.logits[0, -1].numpy(), never))
                 if len(chosen) == tokens:
                     return chosen
                 output = self.model(input_ids=torch.tensor([[chosen[-1]]]), cache=output.cache, use_cache=True)
@@ -128,13 +138,21 @@ class Oracle:
                 handle.remove()
 
 
+def best(logits: Array, never: tuple[int, ...]) -> int:
+    """The most likely token that is not one of `never`."""
+    allowed = logits.copy()
+    allowed[list(never)] = -np.inf
+    return int(allowed.argmax())
+
+
 def scores(attention: Array, ranking: str) -> Array:
     """Reduce attention [H, N, N] to one score per token, [N], as the paper or its authors' code do.
 
     `last-query`: mean over heads, row of the last query. `received`: mean over heads and query rows.
     """
-    mean = attention.mean(axis=0)
-    return mean[-1] if ranking == "last-query" else mean.mean(axis=0)
+    mean: Array = attention.mean(axis=0)
+    received: Array = mean.mean(axis=0)
+    return mean[-1] if ranking == "last-query" else received
 
 
 def _hide(mask: torch.Tensor, pruned: NDArray[np.bool_]) -> torch.Tensor:

@@ -18,7 +18,7 @@ from fastv_trt.runtime import Request, Runtime
 from fastv_trt.runtime.chain import Chain, Prefill
 from fastv_trt.runtime.images import ImageLike
 from fastv_trt.runtime.processing import Processor
-from fastv_trt.verify.oracle import Oracle, Seen, scores
+from fastv_trt.verify.oracle import Oracle, Seen, best, scores
 
 RATIOS = (0.0, 0.25, 0.5, 0.75, 0.9, 1.0)
 GREEDY_TOKENS = 32
@@ -106,12 +106,12 @@ class Report:
     def passed(self) -> bool:
         return all(case.passed(self.tolerance) for case in self.cases)
 
-    def record(self, runtime: Runtime) -> VerificationRecord:
+    def record(self) -> VerificationRecord:
         """The worst figures, for the manifest."""
         same = [case.same_tokens for case in self.cases if case.same_tokens is not None]
         return VerificationRecord(
             tool=f"fastv-trt {__version__}",
-            device=runtime.chain.device.name,
+            device="cpu",
             cases=len(self.cases),
             max_abs_logit_difference=max(case.logit for case in self.cases),
             min_cosine=min(case.cosine for case in self.cases),
@@ -204,10 +204,11 @@ def _case(chain: Chain, oracle: Oracle, request: Request, plain: Seen, pruning: 
     steps = DECODE_STEPS if pruning.asked else GREEDY_TOKENS - 1
     caches = chain.caches([request], [pruning], steps)
     prefill = chain.prefill(caches, 0, request, pruning)
-    logits, tokens = [prefill.logits], [int(prefill.logits.argmax())]
+    never = chain.manifest.tokens.image
+    logits, tokens = [prefill.logits], [best(prefill.logits, never)]
     for _ in range(steps):
         logits.append(chain.decode(caches, tokens[-1:])[0])
-        tokens.append(int(logits[-1].argmax()))
+        tokens.append(best(logits[-1], never))
 
     ids = np.concatenate((request.input_ids, np.asarray(tokens[:-1], dtype=np.int64)))
     pruned = np.zeros(len(ids), dtype=bool)
@@ -217,7 +218,7 @@ def _case(chain: Chain, oracle: Oracle, request: Request, plain: Seen, pruning: 
     same_kept, score = _selection(pruning, request, prefill, plain, Tolerance.of(chain.manifest.dtype).score)
     same_tokens = None
     if not pruning.asked:
-        expected = oracle.greedy(request.input_ids, request.vision_inputs, GREEDY_TOKENS)
+        expected = oracle.greedy(request.input_ids, request.vision_inputs, GREEDY_TOKENS, never)
         equal = [a == b for a, b in zip(expected, tokens, strict=True)]
         same_tokens = equal.index(False) if False in equal else GREEDY_TOKENS
     pairs = list(zip(masked, logits, strict=True))

@@ -1,0 +1,107 @@
+"""What several commands share: option types, the console, parsing of lists."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from fastv_trt.errors import InputError
+from fastv_trt.pruning import Pruning
+
+BundlePath = Annotated[Path, typer.Argument(help="Bundle folder, made by `fastv-trt export`.", show_default=False)]
+CheckpointPath = Annotated[
+    Path, typer.Argument(help="Checkpoint folder, as `save_pretrained` writes it.", show_default=False)
+]
+JsonFlag = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]
+Threads = Annotated[int | None, typer.Option(help="CPU threads; by default all cores.", show_default=False)]
+Device = Annotated[str, typer.Option(help="Where to run: cpu or cuda.")]
+Images = Annotated[
+    list[Path] | None,
+    typer.Option("--image", "-i", help="A picture of the prompt; repeat it for several.", show_default=False),
+]
+Ratio = Annotated[
+    float | None,
+    typer.Option("--ratio", "-r", help="R, share of image tokens to drop after layer K, 0 to 1. [default: 0.5]"),
+]
+Keep = Annotated[int | None, typer.Option(help="Image tokens to keep, instead of --ratio.", show_default=False)]
+Ranking = Annotated[
+    str | None,
+    typer.Option(
+        help="last-query, received, random or uniform. [default: the bundle's first, or random at K=0]",
+        show_default=False,
+    ),
+]
+Scope = Annotated[str, typer.Option(help="all: one pool for all images; image: a share for each.")]
+
+console = Console(stderr=True, highlight=False)
+"""Progress and notes go to stderr, so that stdout holds the result alone."""
+
+
+def pruning_of(
+    rankings: tuple[str, ...],
+    ratio: float | None,
+    keep: int | None,
+    ranking: str | None,
+    scope: str,
+    seed: int,
+    required: bool = False,
+) -> Pruning:
+    """A policy from the command line's options; R is 0.5 if neither it nor a keep count is given."""
+    return Pruning(
+        ratio=0.5 if ratio is None and keep is None else ratio,
+        keep=keep,
+        ranking=ranking or (rankings[0] if rankings else "random"),
+        scope=scope,  # type: ignore[arg-type]  # Pruning checks it
+        seed=seed,
+        required=required,
+    )
+
+
+def numbers(text: str, what: str) -> tuple[float, ...]:
+    """Numbers from a comma-separated list.
+
+    Raises:
+        InputError: an item is not a number.
+    """
+    try:
+        return tuple(float(item) for item in text.split(","))
+    except ValueError as error:
+        raise InputError(f"expected {what} as numbers separated by commas, found {text!r}") from error
+
+
+def names(text: str | None) -> tuple[str, ...] | None:
+    """Names from a comma-separated list; None stays None."""
+    return None if text is None else tuple(item.strip() for item in text.split(",") if item.strip())
+
+
+def print_json(content: Any) -> None:
+    typer.echo(json.dumps(content, indent=2, ensure_ascii=False))
+
+
+@contextmanager
+def steps(title: str) -> Iterator[Callable[[str, int, int], None]]:
+    """A progress bar over named steps: call the result with (step, index, total)."""
+    columns = (SpinnerColumn(), TextColumn(title), BarColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task("", total=None)
+
+        def show(step: str, done: int, total: int) -> None:
+            progress.update(task, description=step, completed=done, total=total)
+
+        yield show
+
+
+def mebibytes(count: float) -> str:
+    """Bytes as text: 1.2 KiB, 3.4 MiB, 5.6 GiB."""
+    for unit in ("B", "KiB", "MiB"):
+        if count < 1024:
+            return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.2f} GiB"
