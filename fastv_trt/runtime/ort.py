@@ -17,8 +17,8 @@ from fastv_trt.runtime.tensor import Session, Tensor, host
 
 PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 THREAD_POOL = {"session.force_spinning_stop": "1", "session.intra_op.spin_duration_us": "200"}
-"""Prefix and suffix are two thread pools that take turns. A pool that spins on after its run takes a core from the other
-one, and one that spins for long within its run takes it from other programs. benchmarks/decode.py compares."""
+"""Prefix and suffix are two thread pools that take turns. A pool that spins on after its run takes a core from the
+other one, and one that spins for long within its run takes it from other programs. benchmarks/decode.py compares."""
 _ELEMENT = {"tensor(float)": "float32", "tensor(float16)": "float16", "tensor(int64)": "int64"}
 
 
