@@ -72,17 +72,9 @@ def test_a_second_turn_equals_one_long_prompt_when_nothing_is_pruned(runtime: Ru
     first = talk.ask("what?", [picture(6)], limits=Limits(3, stop=()))
     second = talk.ask("and?", [picture(7)], limits=FOREVER)
     processor = runtime.processor
-    history = [
-        processor.user("what?", 1),
-        processor.assistant(processor.decode(first.tokens).strip()),
-        processor.user("and?", 1),
-    ]
-    # The same text at once; what was generated is spliced in as ids, since text need not tokenize back to them.
-    whole = processor.render(history[:1])
-    start = processor.request(whole, [picture(6)])
-    rest = processor.request(
-        processor.render(history)[len(whole) + len(processor.decode(first.tokens)) :], [picture(7)], continuing=True
-    )
+    start = processor.request(processor.render([processor.user("what?", 1)]), [picture(6)])
+    # What the template of these checkpoints puts between an answer and the next one, written out.
+    rest = processor.request("</s>user: <image>\nand? assistant:", [picture(7)], continuing=True)
     ids = np.concatenate((start.input_ids, first.tokens, rest.input_ids))
     pixels = np.concatenate((start.vision_inputs["pixel_values"], rest.vision_inputs["pixel_values"]))
     once = runtime.answers([Request(ids, {"pixel_values": pixels}, (25, 25))], Pruning(ratio=0), FOREVER)[0]
@@ -101,6 +93,18 @@ def test_a_second_turn_ranks_only_its_own_image(runtime: Runtime) -> None:
     assert talk._caches.rows[0].suffix_length == before + len(second.keep_indices) + 1
     third = talk.ask("so?", limits=Limits(2, stop=()))
     assert third.image_tokens == 0
+
+
+def test_a_stop_token_that_ended_an_answer_is_not_read_twice(runtime: Runtime) -> None:
+    free = runtime.conversation(Pruning(ratio=0)).ask("what?", limits=Limits(1, stop=()))
+    end = free.tokens[0]
+    talk = runtime.conversation(Pruning(ratio=0))
+    talk.ask("what?", limits=Limits(1, stop=(end,)))
+    talk._pending = [2]  # as if the model had said </s>, which the template writes after every answer
+    again = talk.ask("and?", limits=Limits(1))
+    processor = runtime.processor
+    alone = processor.request("</s>user: and? assistant:", continuing=True)
+    assert again.prefill.prompt_tokens == len(alone.input_ids)
 
 
 def test_one_request_cannot_see_another(runtime: Runtime) -> None:
@@ -174,12 +178,14 @@ def test_sampling_is_repeatable_and_follows_the_seed(runtime: Runtime) -> None:
     [
         (lambda r: r.generate("what?", [picture(0)], pruning=Pruning(ratio=0.5), limits=Limits(500)), "context of 256"),
         (lambda r: r.generate("x" * 300), "context of 256"),
-        (lambda r: r.generate("<image> what?"), "found 0 images and 1 placeholders|found 0 for 1"),
+        (lambda r: r.generate("<image> what?"), "found 0 for 1"),
         (lambda r: r.generate("what?", [picture(0)], raw=True), "found 1 for 0"),
         (lambda r: r.generate("<image><image> what?", [picture(0)]), "found 1 for 2"),
         (lambda r: r.answers([]), "found none"),
         (lambda r: r.answers([Request(np.zeros(0, np.int64))]), "found an empty one"),
         (lambda r: r.answers([Request(np.array([1, 4, 5]))]), "found 1 placeholders"),
+        (lambda r: r.answers([Request(np.array([1, 5000]))]), "token ids in 0..260, found 1 to 5000"),
+        (lambda r: r.answers([Request(np.array([-1, 5]))]), "token ids in 0..260, found -1 to 5"),
         (
             lambda r: r.answers([Request(np.full(25, 4), {"pixel_values": np.zeros((1, 3, 8, 8))}, (25,))]),
             r"shape \['I', 3, 40, 40\], found \[1, 3, 8, 8\]",

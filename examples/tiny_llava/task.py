@@ -71,12 +71,7 @@ class Scenes:
         canvas = rng.uniform(0, 70, size=(SIZE, SIZE, 3)).astype(np.float32)
         colours = tuple(str(c) for c in rng.permutation(list(COLOURS))[:objects])
         chosen = rng.integers(len(self._labels), size=objects)
-        corners: list[tuple[int, int]] = []
-        side = 8 * SCALE // PATCH
-        while len(corners) < objects:
-            row, col = (int(v) for v in rng.integers(0, GRID - side + 1, size=2))
-            if all(abs(row - r) >= side or abs(col - c) >= side for r, c in corners):
-                corners.append((row, col))
+        corners = self._corners(objects)
         for colour, index, (row, col) in zip(colours, chosen, corners, strict=True):
             ink = np.kron(self._scans[index], np.ones((SCALE, SCALE), np.float32))[..., None]
             area = canvas[row * PATCH :, col * PATCH :][: 8 * SCALE, : 8 * SCALE]
@@ -84,3 +79,14 @@ class Scenes:
             area += ink * np.asarray(COLOURS[colour], np.float32)
         digits = tuple(int(self._labels[i]) for i in chosen)
         return Scene(canvas.astype(np.uint8), colours, digits, tuple(corners))
+
+    def _corners(self, objects: int) -> list[tuple[int, int]]:
+        """Places that do not overlap. Crowded ones can leave no room for the last, so they start anew."""
+        side = 8 * SCALE // PATCH
+        while True:
+            corners: list[tuple[int, int]] = []
+            for row, col in self._rng.integers(0, GRID - side + 1, size=(100, 2)).tolist():
+                if all(abs(row - r) >= side or abs(col - c) >= side for r, c in corners):
+                    corners.append((row, col))
+                if len(corners) == objects:
+                    return corners

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig, AutoModelForImageTextToText, AutoProcessor, PreTrainedModel
+from transformers.utils import logging as transformers_logging
 
 from fastv_trt.errors import InputError, UnsupportedModelError
 from fastv_trt.export.decoder import check as check_decoder
@@ -101,6 +102,7 @@ def load(path: str | os.PathLike[str], dtype: torch.dtype, attention: str = "sdp
     Raises:
         InputError: weights that the model needs are missing from the checkpoint, or do not fit its config.
     """
+    transformers_logging.disable_progress_bar()  # a step of export has its own
     try:
         loaded: Any = AutoModelForImageTextToText.from_pretrained(
             path,

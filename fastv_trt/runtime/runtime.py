@@ -20,6 +20,9 @@ from fastv_trt.runtime.images import ImageLike
 from fastv_trt.runtime.processing import Message, Processor
 from fastv_trt.runtime.sampling import Sampling
 
+ANSWER = "\u27e6answer\u27e7"
+"""Stands for an answer when a conversation is rendered: the answer itself is in the caches, as tokens."""
+
 
 @dataclass(frozen=True)
 class Answer:
@@ -210,19 +213,24 @@ class Conversation:
         processor = self.runtime.processor
         messages = [*self._messages, processor.user(text, len(images))]
         rendered = processor.render(messages)
-        if not rendered.startswith(self._rendered):
-            raise InputError(
-                "expected a chat template that only adds to what was said, found one that rewrites earlier turns; "
-                "start a new conversation"
-            )
-        request = processor.request(rendered[len(self._rendered) :], images, continuing=bool(self._messages))
-        # The last token of an answer was generated but not yet read by the model.
-        ids = np.concatenate((np.asarray(self._pending, dtype=np.int64), request.input_ids))
+        said = rendered[len(self._rendered) :]
+        pending = self._pending
+        if self._messages:
+            # What the model said is in its caches as tokens; only what the template puts after it is new.
+            _, found, said = said.partition(ANSWER)
+            if not found or not rendered.startswith(self._rendered):
+                raise InputError(
+                    "expected a chat template that only adds to what was said, found one that rewrites earlier "
+                    "turns; start a new conversation"
+                )
+            if pending and said.lstrip().startswith(processor.decode(pending, special=True).strip() or " "):
+                pending = []  # the template ends the answer with the stop token that the model gave
+        request = processor.request(said, images, continuing=bool(self._messages))
+        ids = np.concatenate((np.asarray(pending, dtype=np.int64), request.input_ids))
         request = Request(ids, request.vision_inputs, request.image_sizes, None, request.preprocess_seconds)
         generation = Generation.start(self.runtime.chain, [request], self.pruning, limits, sampling, self._caches)
         generation.finish()
-        spoken = generation.tokens[0]
-        self._caches, self._pending = generation.caches, spoken[-1:]
-        self._rendered = rendered + processor.decode(spoken, special=True)
-        self._messages = [*messages, processor.assistant(processor.decode(spoken).strip())]
+        # The last token of an answer was generated but not yet read by the model.
+        self._caches, self._pending, self._rendered = generation.caches, generation.tokens[0][-1:], rendered
+        self._messages = [*messages, processor.assistant(ANSWER)]
         return self.runtime.answer(generation, 0)

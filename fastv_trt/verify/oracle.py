@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from transformers import AutoModelForImageTextToText
+from transformers.utils import logging as transformers_logging
 
 Array = NDArray[np.float32]
 
@@ -41,6 +42,7 @@ class Oracle:
 
     def __init__(self, checkpoint: str | os.PathLike[str], k: int, dtype: str) -> None:
         rounded = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}[dtype]
+        transformers_logging.disable_progress_bar()
         model: Any = AutoModelForImageTextToText.from_pretrained(
             checkpoint,
             dtype=rounded,
