@@ -61,6 +61,15 @@ class ProfileRecord(_Record):
         """Whether every input shape is within this profile."""
         return not self.refusals(shapes)
 
+    def excess(self, shapes: dict[str, tuple[int, ...]]) -> float:
+        """How far the shapes are beyond this profile: the largest ratio of a size to its maximum."""
+        ratios = [
+            size / max(most, 1)
+            for name, limits in self.shapes.items()
+            for size, most in zip(shapes[name], limits.max, strict=False)
+        ]
+        return max(ratios, default=0.0)
+
     def refusals(self, shapes: dict[str, tuple[int, ...]]) -> list[str]:
         """What does not fit, one text per dimension that is out of range."""
         found = []
@@ -109,7 +118,8 @@ class TargetManifest(_Record):
     Attributes:
         compute_capabilities: of the GPUs that the plans run on, as "8.6".
         flags: what the builder was told.
-        reproducible: whether the same build gives the same bytes (docs/engines.md says when).
+        steady: whether the compiler ran where addresses and threads are not left to chance, so that the same build
+            gives the same plans but for a few bytes that number dimensions (docs/engines.md, "The same build again").
     """
 
     schema_version: int
@@ -119,7 +129,7 @@ class TargetManifest(_Record):
     compute_capabilities: tuple[str, ...]
     precision: Literal["fp32", "fp16", "bf16"]
     flags: tuple[str, ...]
-    reproducible: bool
+    steady: bool
     limits: LimitsRecord
     engines: dict[str, EngineRecord]
 

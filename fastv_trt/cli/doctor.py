@@ -27,7 +27,7 @@ def doctor(
     if json:
         print_json(content)
         return
-    for line in (*_machine(content), *_engines(content)):
+    for line in (*_machine(content), *engine_lines(content)):
         typer.echo(line)
 
 
@@ -52,7 +52,8 @@ def _machine(content: dict[str, Any]) -> list[str]:
     return lines
 
 
-def _engines(content: dict[str, Any]) -> list[str]:
+def engine_lines(content: dict[str, Any]) -> list[str]:
+    """One line for each target under "engines", if they were asked for: its size, and whether it runs here."""
     if "engines" not in content:
         return []
     if not content["engines"]:

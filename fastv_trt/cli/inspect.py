@@ -21,6 +21,7 @@ from fastv_trt.cli.common import (
     print_json,
     pruning_of,
 )
+from fastv_trt.cli.doctor import engine_lines
 from fastv_trt.errors import InputError
 
 
@@ -33,11 +34,18 @@ def inspect(
     scope: Scope = "all",
     max_new_tokens: Annotated[int, typer.Option(help="New tokens that the caches have to hold.")] = 128,
     raw: Annotated[bool, typer.Option("--raw", help="Take the prompt as it is, without the chat template.")] = False,
+    engines: Annotated[
+        bool, typer.Option("--engines", help="Show its engines too, and whether they run here.")
+    ] = False,
     json: JsonFlag = False,
 ) -> None:
     """Show a bundle's graphs, sizes and costs, and what a prompt would keep. Nothing is run."""
     opened = Bundle.open(bundle)
     content = describe(opened)
+    if engines:
+        from fastv_trt.engines import doctor
+
+        content["engines"] = doctor.engines(opened)
     if prompt is not None:
         pruning = pruning_of(opened.manifest.rankings, ratio, keep, None, scope, 0)
         content["prompt"] = _prompt(opened, prompt, list(image or []), pruning, max_new_tokens, raw)
@@ -128,6 +136,8 @@ def _print(bundle: Bundle, content: dict[str, Any]) -> None:
             f"verified: {'passed' if checked.passed else 'FAILED'}, {checked.cases} cases on {checked.device}, max "
             f"|Δlogit| {checked.max_abs_logit_difference:.1e}, cosine {checked.min_cosine:.7f} ({checked.tool})"
         )
+    for line in engine_lines(content):
+        out.print(line, markup=False)
     if "prompt" in content:
         counted = content["prompt"]
         out.print(

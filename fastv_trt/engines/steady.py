@@ -1,8 +1,8 @@
-"""Runs a Python module so that it does the same thing every time: `python steady.py MODULE`.
+"""Runs a Python module with as little left to chance as can be had without privileges: `python steady.py MODULE`.
 
-Three things are taken away from chance, none of which needs a privilege: where memory lies (address
-randomization), which thread runs first (one CPU, and a scheduling policy in which a thread that wakes up does not
-interrupt another one) and the order of sets (hash seeds). Started by path and imports nothing of the package.
+Three things are taken away from chance: where memory lies (address randomization), which thread runs first (one CPU,
+and a scheduling policy in which a thread that wakes up does not interrupt another one) and the order of sets (hash
+seeds). Started by path; imports nothing of the package.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Compiling in a process of its own, which does the same thing every time.
+"""Compiling in a process of its own, which does the same thing every time as far as that goes.
 
 Why: TensorRT-RTX numbers the dynamic dimensions of a plan in an order that depends on where its objects lie in
 memory and on which of its threads came first, so two plain builds of one graph differ in a few bytes. Started by
-`steady.py`, they are identical (tests/engines/test_build.py). A process of its own also gives back the compiler's
-memory, and keeps a crash of its C++ code out of the caller.
+`steady.py`, most plans are identical (docs/engines.md, "The same build again", has the figures). A process of its own
+also gives back the compiler's memory, and keeps a crash of its C++ code out of the caller.
 
 The parent writes one job as JSON to the child's stdin; the child answers with marked lines on stdout, because
 the compiler prints there too.
@@ -62,9 +62,9 @@ class Result(BaseModel):
 
 
 class Results(BaseModel):
-    """What a job gave. `reproducible`: whether the system allowed what makes plans identical."""
+    """What a job gave. `steady`: whether the system allowed all that `steady.py` asks for."""
 
-    reproducible: bool
+    steady: bool
     engines: tuple[Result, ...]
 
 
@@ -167,7 +167,7 @@ def main() -> None:
     except OSError as error:
         _say({"error": "OSError", "number": error.errno, "text": error.strerror or str(error)})
     else:
-        _say({"results": Results(reproducible=steady.is_steady(), engines=engines).model_dump(mode="json")})
+        _say({"results": Results(steady=steady.is_steady(), engines=engines).model_dump(mode="json")})
 
 
 if __name__ == "__main__":

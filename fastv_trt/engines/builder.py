@@ -74,7 +74,7 @@ def build(
                 compute_capabilities=numbers,
                 precision=bundle.manifest.dtype,
                 flags=("STRONGLY_TYPED", *(("decomposable",) if decomposable else ())),
-                reproducible=results.reproducible,
+                steady=results.steady,
                 limits=limits.record(),
                 engines={
                     result.graph: _record(bundle, plan, result, temporary)
