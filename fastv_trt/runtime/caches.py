@@ -53,6 +53,7 @@ class Caches:
         """Allocate for `rows` requests, `prefix` slots in layers before K and `suffix` slots from K on."""
         self._model, self._k, self._dtype = manifest.model, manifest.k, DTYPES[manifest.dtype]
         self._device = device
+        prefix, suffix = device.capacity("prefix", prefix), device.capacity("suffix", suffix)
         self.rows = [Row() for _ in range(rows)]
         self.layers = [self._pair(prefix if i < manifest.k else suffix) for i in range(manifest.model.layers)]
         self.prefix_capacity, self.suffix_capacity = prefix, suffix
@@ -101,7 +102,10 @@ class Caches:
 
     def reserve(self, prefix: int, suffix: int) -> None:
         """Grow, keeping what is written, so that a later turn fits."""
-        grown = (max(prefix, self.prefix_capacity), max(suffix, self.suffix_capacity))
+        grown = (
+            self._device.capacity("prefix", max(prefix, self.prefix_capacity)),
+            self._device.capacity("suffix", max(suffix, self.suffix_capacity)),
+        )
         for i, old in enumerate(self.layers):
             side = 0 if i < self._k else 1
             capacity = grown[side]

@@ -58,6 +58,9 @@ class OrtCpu:
     name: str = "cpu"
     kind: str = "cpu"
 
+    def capacity(self, graph: str, needed: int) -> int:
+        return needed
+
     def zeros(self, shape: tuple[int, ...], dtype: str) -> Tensor:
         return host(np.zeros(shape, dtype))
 
@@ -92,6 +95,9 @@ class OrtCuda:
     threads: int | None = None
     name: str = "cuda"
     kind: str = "cuda"
+
+    def capacity(self, graph: str, needed: int) -> int:
+        return needed
 
     def zeros(self, shape: tuple[int, ...], dtype: str) -> Tensor:
         return self.upload(np.zeros(shape, dtype))

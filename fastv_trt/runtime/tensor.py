@@ -43,6 +43,14 @@ class Device(Protocol):
 
     name: str
 
+    def capacity(self, graph: str, needed: int) -> int:
+        """Cache slots per row to allocate for `graph` ("prefix" or "suffix") where `needed` are: C of its caches.
+
+        Raises:
+            InputError: its capacity is fixed, and less.
+        """
+        ...
+
     def zeros(self, shape: tuple[int, ...], dtype: str) -> Tensor:
         """New memory, zeroed: what was never written must not be NaN, since a mask only multiplies it by 0."""
         ...
