@@ -114,8 +114,9 @@ class Chain:
                 required and is impossible, or the caches are too small.
         """
         state = caches.rows[row]
-        length = len(request.input_ids)
-        positions = image_positions(request.input_ids, self.manifest.tokens.image)
+        ids = np.asarray(request.input_ids, dtype=np.int64)
+        length = len(ids)
+        positions = image_positions(ids, self.manifest.tokens.image)
         notes = self._check(request, pruning, positions)
         caches.require(state.prefix_length + length, state.suffix_length + length - self.dropped(request, pruning))
         clock = Clock({"preprocess": request.preprocess_seconds})
@@ -123,7 +124,7 @@ class Chain:
         with clock("vision"):
             features = self.features(request, len(positions))
         with clock("prefix"):
-            hidden, query = self.prefix(caches, [row], request.input_ids[None], features, row)
+            hidden, query = self.prefix(caches, [row], ids[None], features, row)
         with clock("rank+select"):
             scores, keep = None, np.arange(length, dtype=np.int64)
             if pruning.asked and len(positions):
@@ -201,6 +202,10 @@ class Chain:
     def _check(self, request: Request, pruning: Pruning, positions: NDArray[np.int64]) -> tuple[str, ...]:
         if len(request.input_ids) == 0:
             raise InputError("expected a prompt of 1 or more tokens, found an empty one")
+        vocabulary = self.manifest.model.vocab_size
+        text = np.delete(request.input_ids, positions)
+        if len(text) and not (text.min() >= 0 and text.max() < vocabulary):
+            raise InputError(f"expected token ids in 0..{vocabulary - 1}, found {text.min()} to {text.max()}")
         if sum(request.image_sizes) != len(positions):
             raise InputError(
                 f"expected as many image placeholders as image tokens, found {len(positions)} placeholders for "
