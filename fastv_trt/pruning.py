@@ -54,6 +54,12 @@ class Pruning:
     def __post_init__(self) -> None:
         if self.ratio is not None and self.keep is not None:
             raise InputError("expected a pruning ratio or a keep count, found both; give one of them")
+        if self.ratio is not None and not _is_number(self.ratio, float):
+            raise InputError(f"expected a pruning ratio in [0, 1], found {self.ratio!r}")
+        if self.keep is not None and not _is_number(self.keep, int):
+            raise InputError(f"expected a keep count that is a whole number, found {self.keep!r}")
+        if not _is_number(self.seed, int):
+            raise InputError(f"expected a seed that is a whole number, found {self.seed!r}")
         if self.ratio is not None and not 0.0 <= self.ratio <= 1.0:  # NaN fails this too
             raise InputError(
                 f"expected a pruning ratio in [0, 1], found {self.ratio}; it is the share of image tokens to remove"
@@ -101,6 +107,13 @@ class Pruning:
         for i in order[: keep - sum(shares)]:
             shares[i] += 1
         return shares
+
+
+def _is_number(value: object, kind: type) -> bool:
+    """Whether a value is an int (or, for float, any real number), NumPy's included; a bool is neither."""
+    if isinstance(value, (bool, np.bool_)):
+        return False
+    return isinstance(value, (int, np.integer)) or (kind is float and isinstance(value, (float, np.floating)))
 
 
 def image_positions(input_ids: ArrayLike, image_token_ids: Sequence[int]) -> NDArray[np.int64]:

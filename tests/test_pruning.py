@@ -126,6 +126,11 @@ def test_extremes_keep_all_or_no_image_token() -> None:
         ({"ranking": "best"}, "found 'best'"),
         ({"scope": "page"}, "found 'page'"),
         ({"seed": -1}, "seed"),
+        ({"seed": 0.5}, "seed"),
+        ({"ratio": "a"}, "found 'a'"),
+        ({"ratio": True}, "found True"),
+        ({"keep": 1.5}, "whole number, found 1.5"),
+        ({"keep": "3"}, "whole number, found '3'"),
     ],
 )
 def test_bad_policies_are_refused(values: dict[str, object], message: str) -> None:

@@ -28,13 +28,18 @@ Images = Annotated[
 ]
 Ratio = Annotated[
     float | None,
-    typer.Option("--ratio", "-r", help="R, share of image tokens to drop after layer K, 0 to 1. [default: 0.5]"),
+    typer.Option(
+        "--ratio",
+        "-r",
+        help="R, share of image tokens to drop after layer K, 0 to 1; 0.5 unless --keep is given.",
+        show_default=False,
+    ),
 ]
 Keep = Annotated[int | None, typer.Option(help="Image tokens to keep, instead of --ratio.", show_default=False)]
 Ranking = Annotated[
     str | None,
     typer.Option(
-        help="last-query, received, random or uniform. [default: the bundle's first, or random at K=0]",
+        help="last-query, received, random or uniform. By default the bundle's first, or random at K=0.",
         show_default=False,
     ),
 ]

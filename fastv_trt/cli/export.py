@@ -17,7 +17,10 @@ def export(
     dtype: Annotated[str, typer.Option(help="fp32, fp16 or bf16.")] = "fp32",
     rankings: Annotated[
         str | None,
-        typer.Option(help="Attention rankings to export, separated by commas. [default: last-query,received]"),
+        typer.Option(
+            help="Attention rankings to export, separated by commas; by default last-query,received.",
+            show_default=False,
+        ),
     ] = None,
     json: JsonFlag = False,
 ) -> None:

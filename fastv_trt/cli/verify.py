@@ -19,7 +19,10 @@ def verify(
     against: Annotated[Path, typer.Option(help="The checkpoint that the bundle was exported from.")],
     ratios: Annotated[str, typer.Option(help="Values of R, separated by commas.")] = "0,0.25,0.5,0.75,0.9,1",
     rankings: Annotated[
-        str | None, typer.Option(help="Rankings, separated by commas. [default: all of the bundle, random, uniform]")
+        str | None,
+        typer.Option(
+            help="Rankings, separated by commas; by default all of the bundle, random and uniform.", show_default=False
+        ),
     ] = None,
     prompt: Annotated[str, typer.Option("--prompt", "-p", help="The question.")] = "Describe the image.",
     image: Images = None,

@@ -34,6 +34,7 @@ class Answer:
         prefill: what the prefill did: kept tokens, scores, timings, notes.
         decode_seconds: all decode steps of the batch.
         decode_steps: their number.
+        timings: seconds by part.
         kv_bytes: bytes allocated for the batch's keys and values.
     """
 
@@ -101,6 +102,8 @@ class Runtime:
 
     def request(self, prompt: str, images: Sequence[ImageLike] = (), *, raw: bool = False) -> Request:
         """Make a request of a prompt: through the chat template, or as it stands if `raw`."""
+        if not isinstance(images, Sequence) or isinstance(images, (str, bytes)):
+            raise InputError(f"expected a list of images, found {type(images).__name__}; write [image] for one")
         text = prompt if raw else self.processor.render([self.processor.user(prompt, len(images))])
         return self.processor.request(text, images)
 
@@ -172,7 +175,7 @@ class Stream:
     def __iter__(self) -> Iterator[str]:
         shown = ""
         for _ in self.generation:
-            text = self.runtime.processor.decode(self.generation.tokens[0])
+            text = self.runtime.processor.decode(self.generation.tokens[0]).lstrip()
             # A character of several bytes may come in several tokens.
             if not text.endswith("�") and len(text) > len(shown):
                 yield text[len(shown) :]
