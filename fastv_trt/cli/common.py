@@ -49,6 +49,12 @@ console = Console(stderr=True, highlight=False)
 """Progress and notes go to stderr, so that stdout holds the result alone."""
 
 
+def output() -> Console:
+    """The console for tables on stdout: a pipe or a file gets them in full width, not cut at 80 columns."""
+    out = Console(highlight=False)
+    return out if out.is_terminal else Console(highlight=False, width=140)
+
+
 def pruning_of(
     rankings: tuple[str, ...],
     ratio: float | None,

@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
-from fastv_trt.cli.common import JsonFlag, Threads, console, mebibytes, print_json, steps
+from fastv_trt.cli.common import JsonFlag, Threads, console, mebibytes, output, print_json, steps
 from fastv_trt.errors import InputError
 
 RATIOS = (0.0, 0.5, 0.75)
@@ -119,7 +118,7 @@ def _mean(rows: list[dict[str, Any]], key: str) -> float:
 
 
 def _print(content: dict[str, Any]) -> None:
-    out = Console(highlight=False)
+    out = output()
     table = Table("picture", "question", "expected", *(f"R={ratio:.0%}" for ratio in RATIOS))
     rows = content["rows"]
     for start in range(0, len(rows), len(RATIOS)):

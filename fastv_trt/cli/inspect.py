@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from fastv_trt import cost
@@ -18,6 +17,7 @@ from fastv_trt.cli.common import (
     Ratio,
     Scope,
     mebibytes,
+    output,
     print_json,
     pruning_of,
 )
@@ -111,7 +111,7 @@ def _prompt(bundle: Bundle, prompt: str, images: list[Any], pruning: Any, new_to
 
 
 def _print(bundle: Bundle, content: dict[str, Any]) -> None:
-    out = Console(highlight=False)
+    out = output()
     manifest, model, per_token = bundle.manifest, bundle.manifest.model, content["kv_bytes_per_token"]
     out.print(f"[bold]{bundle.path}[/bold]  {model.architecture} ({model.family}, {model.decoder} decoder)")
     out.print(

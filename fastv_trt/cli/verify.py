@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
-from fastv_trt.cli.common import BundlePath, Images, JsonFlag, Threads, names, numbers, print_json, steps
+from fastv_trt.cli.common import BundlePath, Images, JsonFlag, Threads, names, numbers, output, print_json, steps
 from fastv_trt.errors import VerificationError
 
 
@@ -69,7 +68,7 @@ def _print(report: object) -> None:
     from fastv_trt.verify import Report
 
     assert isinstance(report, Report)
-    out = Console(highlight=False, width=None)
+    out = output()
     for boundary in report.boundaries:
         out.print(
             f"{boundary.images} image(s): vision max |Δ| {boundary.vision:.1e}, prefix max |Δ| {boundary.prefix:.1e}"

@@ -102,7 +102,8 @@ class Runtime:
 
     def request(self, prompt: str, images: Sequence[ImageLike] = (), *, raw: bool = False) -> Request:
         """Make a request of a prompt: through the chat template, or as it stands if `raw`."""
-        if not isinstance(images, Sequence) or isinstance(images, (str, bytes)):
+        given: object = images  # a single path is a sequence too, of characters
+        if isinstance(given, (str, bytes)) or not isinstance(given, Sequence):
             raise InputError(f"expected a list of images, found {type(images).__name__}; write [image] for one")
         text = prompt if raw else self.processor.render([self.processor.user(prompt, len(images))])
         return self.processor.request(text, images)

@@ -146,7 +146,8 @@ def verify(
     runtime = Runtime.load(bundle, threads=threads)
     manifest = bundle.manifest
     names = tuple(rankings) if rankings is not None else (*manifest.rankings, "random", "uniform")
-    points = [Pruning(ratio=ratio, ranking=name) for ratio in ratios for name in names]
+    # Nothing is ranked at R = 0, so one ranking stands for all.
+    points = [Pruning(ratio=ratio, ranking=name) for ratio in ratios for name in (names if ratio else names[:1])]
     for point in points:
         if point.ranking not in FREE_RANKINGS:
             runtime.chain.check_ranking(point.ranking)
