@@ -181,6 +181,8 @@ def test_sampling_is_repeatable_and_follows_the_seed(runtime: Runtime) -> None:
         (lambda r: r.generate("<image> what?"), "found 0 for 1"),
         (lambda r: r.generate("what?", [picture(0)], raw=True), "found 1 for 0"),
         (lambda r: r.generate("<image><image> what?", [picture(0)]), "found 1 for 2"),
+        (lambda r: r.generate("what \udcff?"), "not UTF-8"),
+        (lambda r: r.generate("what?", [b"bytes"]), "as picture, found bytes"),
         (lambda r: r.generate("what?", "a.png"), "a list of images, found str"),
         (lambda r: r.answers([]), "found none"),
         (lambda r: r.answers([Request(np.zeros(0, np.int64))]), "found an empty one"),

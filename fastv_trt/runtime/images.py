@@ -33,6 +33,9 @@ def open_image(source: ImageLike) -> Image.Image:
         return _from_array(source)
     if isinstance(source, Image.Image):
         return _upright_rgb(source, "the given image")
+    given: object = source
+    if not isinstance(given, (str, os.PathLike)):
+        raise InputError(f"expected a path, a PIL image or an array as picture, found {type(given).__name__}")
     path = Path(source)
     if not path.is_file():
         raise InputError(f"expected a picture at {path}, found no file")

@@ -29,8 +29,11 @@ class Processor:
             BundleError: transformers cannot load it.
         """
         os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
-        logging.getLogger("transformers").setLevel(logging.ERROR)  # "PyTorch was not found" is what we want
+        logging.getLogger("transformers").setLevel(logging.ERROR)  # before its import: "PyTorch was not found"
         from transformers import AutoProcessor
+        from transformers.utils import logging as transformers_logging
+
+        transformers_logging.set_verbosity_error()  # a prompt beyond the context is our error to report
 
         try:
             self._processor: Any = AutoProcessor.from_pretrained(folder, local_files_only=True)
@@ -106,6 +109,10 @@ class Processor:
             InputError: placeholders and pictures differ in number, or a picture cannot be read.
         """
         started = time.perf_counter()
+        try:
+            prompt.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise InputError("expected a prompt of Unicode text, found bytes that are not UTF-8") from error
         placeholders = prompt.count(self.image_token)
         if placeholders != len(images):
             raise InputError(_mismatch(placeholders, len(images)))
