@@ -119,7 +119,7 @@ class TargetManifest(_Record):
         compute_capabilities: of the GPUs that the plans run on, as "8.6".
         flags: what the builder was told.
         steady: whether the compiler ran where addresses and threads are not left to chance, so that the same build
-            gives the same plans but for a few bytes that number dimensions (docs/engines.md, "The same build again").
+            of the same bundle gives the same bytes (docs/engines.md, "The same build again").
     """
 
     schema_version: int

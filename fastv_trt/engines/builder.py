@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,7 +66,9 @@ def build(
     folder.parent.mkdir(exist_ok=True)
     try:
         with writing(folder) as temporary:
-            results = compile_all(_job(library, plans, numbers, decomposable, temporary), _scaled(on_step, plans))
+            results = compile_all(
+                _job(library, plans, numbers, decomposable, temporary), temporary, _scaled(on_step, plans)
+            )
             manifest = TargetManifest(
                 schema_version=targets.SCHEMA_VERSION,
                 created_by=f"fastv-trt {__version__}",
@@ -155,11 +158,11 @@ def _job(library: Library, plans: Sequence[Plan], compute: Sequence[str], decomp
     tasks = tuple(
         Task(
             graph=plan.graph.name,
-            source=plan.graph.path.resolve(),
+            source=Path(os.path.relpath(plan.graph.path.resolve(), folder.resolve())),
             capacity=plan.capacity,
             decomposable=decomposable,
             profiles=plan.profiles,
-            plan=folder.resolve() / f"{plan.graph.name}.plan",
+            plan=Path(f"{plan.graph.name}.plan"),
         )
         for plan in plans
     )

@@ -37,7 +37,7 @@ def main() -> None:
         with suppress(OSError):
             os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
             os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
-    os.execve(sys.executable, [sys.executable, "-m", *sys.argv[1:]], os.environ | SEED)
+    os.execve(sys.executable, [sys.executable, "-P", "-m", *sys.argv[1:]], os.environ | SEED)
 
 
 if __name__ == "__main__":

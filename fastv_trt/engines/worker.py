@@ -1,9 +1,9 @@
-"""Compiling in a process of its own, which does the same thing every time as far as that goes.
+"""Compiling in a process of its own, which does the same thing every time.
 
 Why: TensorRT-RTX numbers the dynamic dimensions of a plan in an order that depends on where its objects lie in
-memory and on which of its threads came first, so two plain builds of one graph differ in a few bytes. Started by
-`steady.py`, most plans are identical (docs/engines.md, "The same build again", has the figures). A process of its own
-also gives back the compiler's memory, and keeps a crash of its C++ code out of the caller.
+memory and on which of its threads came first, so two plain builds of one graph differ. Started by `steady.py`, they
+are identical (docs/engines.md, "The same build again", has the figures and the limits). A process of its own also
+gives back the compiler's memory, and keeps a crash of its C++ code out of the caller.
 
 The parent writes one job as JSON to the child's stdin; the child answers with marked lines on stdout, because
 the compiler prints there too.
@@ -31,7 +31,7 @@ from fastv_trt.errors import FastVError
 from fastv_trt.targets import IoRecord, ProfileRecord
 
 _MARK = "@@fastv "
-_KEPT_VARIABLES = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES", "SYSTEMROOT", "TMPDIR")
+_KEPT_VARIABLES = ("LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES", "SYSTEMROOT")
 
 
 class Task(BaseModel):
@@ -68,10 +68,13 @@ class Results(BaseModel):
     engines: tuple[Result, ...]
 
 
-def compile_all(job: Job, on_phase: Callable[[str, str, float], None]) -> Results:
+def compile_all(job: Job, folder: Path, on_phase: Callable[[str, str, float], None]) -> Results:
     """Compile every graph of a job in a child process.
 
     Args:
+        job: its paths are relative to `folder`, so that neither the bundle's place nor the target's name, whose
+            lengths would shift the compiler's memory, reach the child.
+        folder: where the plans go.
         on_phase: called with the graph, the compiler's phase and the share of this graph that is done.
 
     Raises:
@@ -80,17 +83,18 @@ def compile_all(job: Job, on_phase: Callable[[str, str, float], None]) -> Result
     """
     environment = {name: os.environ[name] for name in _KEPT_VARIABLES if name in os.environ}
     environment["PYTHONDONTWRITEBYTECODE"] = "1"  # a module that is compiled first leaves another heap behind
+    environment["PYTHONPATH"] = str(Path(__file__).parents[2])
     child = subprocess.Popen(
-        [sys.executable, steady.__file__, __name__],
+        [sys.executable, "-P", steady.__file__, __name__],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
         env=environment,
-        cwd=Path(__file__).parents[2],
+        cwd=folder,
         text=True,
         errors="replace",
     )
-    assert child.stdin is not None and child.stdout is not None and child.stderr is not None
+    assert child.stdin is not None and child.stdout is not None
     noise: list[str] = []
     try:
         with suppress(BrokenPipeError):
@@ -110,9 +114,7 @@ def compile_all(job: Job, on_phase: Callable[[str, str, float], None]) -> Result
     finally:
         child.kill()
         child.wait()
-        noise.extend(child.stderr.read().splitlines())
         child.stdout.close()
-        child.stderr.close()
     raise FastVError(f"expected the compiler to finish, found that it {_end(child.returncode)}: {_tail(noise)}")
 
 

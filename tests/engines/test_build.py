@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from fastv_trt import nvidia, targets
-from fastv_trt.bundle import Bundle
+from fastv_trt.bundle import Bundle, sha256
 from fastv_trt.engines import BuildLimits, Range, build, prepare
 from fastv_trt.engines.compile import compile_graph
 from fastv_trt.engines.doctor import engines, machine
@@ -47,16 +47,11 @@ def test_the_oldest_offered_capability_builds_what_has_no_fp32_matmul(half: Bund
     assert [tensor.name for tensor in compiled.outputs][:2] == ["hidden_states", "query_states"]
 
 
-def test_a_second_build_for_several_gpus_has_the_same_plans(fresh: Bundle, rtx: Library) -> None:
-    """Identical in every run seen so far; what may differ is how a few dozen dimensions are numbered."""
+def test_a_second_build_for_several_gpus_is_byte_identical(fresh: Bundle, rtx: Library) -> None:
     first, second = (build(fresh, limits=small(fresh), name=name) for name in ("one", "two"))
-    assert first.manifest.model_copy(update={"engines": {}}) == second.manifest.model_copy(update={"engines": {}})
     if not first.manifest.steady:
         pytest.skip("this system does not let a process turn address randomization off")
-    for name in fresh.manifest.graphs:
-        plans = [target.plan_path(name).read_bytes() for target in (first, second)]
-        assert len(plans[0]) == len(plans[1])
-        assert sum(a != b for a, b in zip(*plans, strict=True)) < 500
+    assert {p.name: sha256(p) for p in first.path.iterdir()} == {p.name: sha256(p) for p in second.path.iterdir()}
 
 
 def test_engine_json_says_everything_without_a_gpu(built: tuple[Bundle, Target], rtx: Library) -> None:
