@@ -47,6 +47,7 @@ def test_the_oldest_offered_capability_builds_what_has_no_fp32_matmul(half: Bund
     assert [tensor.name for tensor in compiled.outputs][:2] == ["hidden_states", "query_states"]
 
 
+@pytest.mark.slow
 def test_a_second_build_for_several_gpus_is_byte_identical(fresh: Bundle, rtx: Library) -> None:
     first, second = (build(fresh, limits=small(fresh), name=name) for name in ("one", "two"))
     if not first.manifest.steady:
