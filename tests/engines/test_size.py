@@ -35,7 +35,7 @@ def test_half_a_billion_parameters_build_in_bounded_time_memory_and_size(tmp_pat
     seconds = time.perf_counter() - started
     peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
     print(f"{seconds:.1f} s, peak {peak / bundle.weight_bytes:.2f} x weights")
-    assert seconds < 180  # 40 s on one idle core
+    assert seconds < 180  # 22 to 45 s on one core
     assert peak <= 4 * bundle.weight_bytes
     for name in ("prefix", "suffix"):
         plan = target.manifest.engines[name].plan.bytes
