@@ -124,19 +124,19 @@ class Chain:
         with clock("vision"):
             features = self.features(request, len(positions))
         with clock("prefix"):
-            hidden, query = self.prefix(caches, [row], ids[None], features, row)
+            hidden, query = self.prefix(caches, row, ids, features)
         with clock("rank+select"):
             scores, keep = None, np.arange(length, dtype=np.int64)
             if pruning.asked and len(positions):
                 scores = self._scores(caches, row, query, request, pruning, positions)
                 keep = select(pruning, length, positions, request.image_sizes, scores)
         with clock("suffix"):
-            logits = self._suffix(caches, [row], hidden, keep[None], row)
+            logits = self._suffix(caches, row, hidden, keep)
         state.position += length
         state.prefix_length += length
         state.suffix_length += len(keep)
         return Prefill(
-            logits=logits[0],
+            logits=logits,
             image_tokens=len(positions),
             kept_tokens=len(keep) - (length - len(positions)),
             prompt_tokens=length,
@@ -263,35 +263,30 @@ class Chain:
         return features
 
     def prefix(
-        self, caches: Caches, rows: list[int], ids: NDArray[np.int64], features: Tensor, row: int | None
+        self, caches: Caches, row: int, ids: NDArray[np.int64], features: Tensor
     ) -> tuple[Tensor, Tensor | None]:
-        """The prefix graph over `ids` [B,S]: hidden_states [B,S,d] and query_states [B,H,S,D] (None at K = 0)."""
-        states = [caches.rows[r] for r in rows]
-        tensors = {"input_ids": self.device.upload(ids), "image_features": features}
+        """The prefix graph over one row's `ids` [S]: hidden_states [1,S,d], query_states [1,H,S,D] (None at K = 0)."""
+        state = caches.rows[row]
+        tensors = {"input_ids": self.device.upload(ids[None]), "image_features": features}
         if self.manifest.k > 0:
-            write = [s.prefix_length for s in states]
-            offsets = np.arange(ids.shape[1])[None]
-            tensors |= self._steps(np.array([[s.position] for s in states]) + offsets, write, ids.shape[1])
-            tensors |= caches.prefix(row)
+            tensors |= self._steps(state.position + np.arange(len(ids)), state.prefix_length) | caches.prefix(row)
         outputs = self._sessions["prefix"].run(tensors)
         return outputs["hidden_states"], outputs.get("query_states")
 
-    def _suffix(
-        self, caches: Caches, rows: list[int], hidden: Tensor, keep: NDArray[np.int64], row: int | None
-    ) -> NDArray[np.float32]:
-        states = [caches.rows[r] for r in rows]
-        tensors = {"hidden_states": hidden, "keep_indices": self.device.upload(keep)}
-        write = [s.suffix_length for s in states]
-        tensors |= self._steps(np.array([[s.position] for s in states]) + keep, write, keep.shape[1])
-        tensors |= caches.suffix(row)
-        logits = self._sessions["suffix"].run(tensors)["logits"]
-        return self.device.download(logits)[:, 0]
+    def _suffix(self, caches: Caches, row: int, hidden: Tensor, keep: NDArray[np.int64]) -> NDArray[np.float32]:
+        """The suffix graph over one row's kept tokens: logits [V]."""
+        state = caches.rows[row]
+        tensors = {"hidden_states": hidden, "keep_indices": self.device.upload(keep[None])}
+        tensors |= self._steps(state.position + keep, state.suffix_length) | caches.suffix(row)
+        logits: NDArray[np.float32] = self.device.download(self._sessions["suffix"].run(tensors)["logits"])[0, 0]
+        return logits
 
-    def _steps(self, position_ids: NDArray[np.int64], write: list[int], written: int) -> dict[str, Tensor]:
+    def _steps(self, positions: NDArray[np.int64], write: int) -> dict[str, Tensor]:
+        """Inputs that say where one row's tokens stand: their positions, and their slots from `write` on."""
         return {
-            "position_ids": self.device.upload(position_ids.astype(np.int64)),
-            "slots": self.device.upload(np.arange(max(write) + written, dtype=np.int64)),
-            "write_index": self.device.upload(np.array(write, dtype=np.int64)),
+            "position_ids": self.device.upload(positions[None].astype(np.int64)),
+            "slots": self.device.upload(np.arange(write + len(positions), dtype=np.int64)),
+            "write_index": self.device.upload(np.array([write], dtype=np.int64)),
         }
 
     def _scores(
@@ -316,7 +311,7 @@ class Chain:
         assert query is not None  # check_ranking: an attention ranking implies K >= 1
         state = caches.rows[row]
         tensors = {"query_states": query, "key": caches.key(self.manifest.k - 1, row)}
-        steps = self._steps(positions[None], [state.prefix_length], len(request.input_ids))
+        steps = self._steps(np.arange(len(request.input_ids)), state.prefix_length)
         tensors |= {name: steps[name] for name in ("slots", "write_index")}
         scores = self.device.download(self._sessions[f"rank-{pruning.ranking}"].run(tensors)["scores"])[0]
         result: NDArray[np.float32] = scores[state.prefix_length + positions]

@@ -192,7 +192,7 @@ def _boundary(chain: Chain, oracle: Oracle, request: Request, plain: Seen) -> Bo
     count = sum(request.image_sizes)
     features = chain.features(request, count)
     caches = chain.caches([request], [Pruning()], 1)
-    hidden, _ = chain.prefix(caches, [0], request.input_ids[None], features, 0)
+    hidden, _ = chain.prefix(caches, 0, request.input_ids, features)
     return Boundary(
         images=len(request.image_sizes),
         vision=_distance(oracle.image_features(request.vision_inputs), chain.device.download(features)),
