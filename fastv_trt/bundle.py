@@ -15,11 +15,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Literal
+from typing import Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from fastv_trt.errors import BundleError, InputError
+
+RecordT = TypeVar("RecordT", bound=BaseModel)
 
 SCHEMA_VERSION = 1
 MANIFEST = "bundle.json"
@@ -247,21 +249,40 @@ def _read_manifest(root: Path) -> Manifest:
     path = root / MANIFEST
     if not path.is_file():
         raise BundleError(f"expected a bundle (a folder with {MANIFEST}) at {root}, found none; make one with export")
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise BundleError(f"expected JSON in {path}, found: {error}") from error
+    content = read_json(path)
     version = content.get("schema_version") if isinstance(content, dict) else None
     if not isinstance(version, int):
         raise BundleError(f"expected a schema_version in {path}, found none; this is not a fastv-trt bundle")
     if version > SCHEMA_VERSION:
         raise BundleError(f"expected schema {SCHEMA_VERSION} or older in {path}, found {version}; upgrade fastv-trt")
+    return validated(Manifest, content, f"a valid manifest in {path}")
+
+
+def read_json(path: Path) -> object:
+    """The JSON document in a file.
+
+    Raises:
+        BundleError: it cannot be read, or is not JSON.
+    """
     try:
-        return Manifest.model_validate(content)
+        content: object = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise BundleError(f"expected JSON in {path}, found: {error}") from error
+    return content
+
+
+def validated(kind: type[RecordT], content: object, expected: str) -> RecordT:
+    """A JSON document as a record.
+
+    Raises:
+        BundleError: it is not one; names the first field that is wrong.
+    """
+    try:
+        return kind.model_validate(content)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
-        raise BundleError(f"expected a valid manifest in {path}, found at {where}: {first['msg']}") from error
+        raise BundleError(f"expected {expected}, found at {where}: {first['msg']}") from error
 
 
 def _write_manifest(root: Path, manifest: Manifest) -> None:

@@ -6,15 +6,14 @@ that `Target.open` returns; nothing needs a GPU, or TensorRT, to be inspected.
 
 from __future__ import annotations
 
-import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict
 
-from fastv_trt.bundle import Bundle, FileRecord, sha256
+from fastv_trt.bundle import Bundle, FileRecord, read_json, sha256, validated
 from fastv_trt.errors import BundleError
 from fastv_trt.nvidia import Gpus
 
@@ -231,16 +230,8 @@ def _read(root: Path) -> TargetManifest:
     path = root / DESCRIPTION
     if not path.is_file():
         raise BundleError(f"expected engines (a folder with {DESCRIPTION}) at {root}, found none; make them with build")
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise BundleError(f"expected JSON in {path}, found: {error}") from error
+    content = read_json(path)
     version = content.get("schema_version") if isinstance(content, dict) else None
     if not isinstance(version, int) or version > SCHEMA_VERSION:
         raise BundleError(f"expected schema {SCHEMA_VERSION} in {path}, found {version}; build it again")
-    try:
-        return TargetManifest.model_validate(content)
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise BundleError(f"expected a valid description in {path}, found at {where}: {first['msg']}") from error
+    return validated(TargetManifest, content, f"a valid description in {path}")
