@@ -19,6 +19,7 @@ from fastv_trt.nvidia import Gpus
 
 SCHEMA_VERSION = 1
 DESCRIPTION = "engine.json"
+SELF_TEST = "self-test.json"
 FOLDER = "engines"
 
 Backend = Literal["tensorrt", "tensorrt-rtx"]
@@ -133,6 +134,20 @@ class TargetManifest(_Record):
     engines: dict[str, EngineRecord]
 
 
+class SelfTestRecord(_Record):
+    """What comparing the engines with ONNX Runtime gave last, on a GPU: worst figures over every output of every graph.
+
+    It lies beside engine.json in a file of its own, so that engine.json stays the same for the same build.
+    """
+
+    tool: str
+    device: str
+    outputs: int
+    min_cosine: float
+    max_norm_ratio_error: float
+    passed: bool
+
+
 @dataclass(frozen=True)
 class Target:
     """One folder under engines/, read and checked."""
@@ -172,6 +187,22 @@ class Target:
             raise BundleError(f"expected a plan of {graph!r} in {self.path}, found {found}; build it again")
         return self.path / self.manifest.engines[graph].plan.path
 
+    def self_test(self) -> SelfTestRecord | None:
+        """The last comparison with ONNX Runtime, or None if there was none.
+
+        Raises:
+            BundleError: the record is damaged.
+        """
+        path = self.path / SELF_TEST
+        return validated(SelfTestRecord, read_json(path), f"a valid record in {path}") if path.is_file() else None
+
+    def with_self_test(self, record: SelfTestRecord) -> None:
+        """Write the record of a comparison, in one step."""
+        path = self.path / SELF_TEST
+        temporary = path.with_name(f".{path.name}")
+        temporary.write_text(record.model_dump_json(indent=2) + "\n", encoding="utf-8")
+        temporary.replace(path)
+
     def stale(self, bundle: Bundle) -> list[str]:
         """Why these plans are not this bundle's: graphs that changed, or were never compiled."""
         found = [f"{name} was not compiled" for name in bundle.manifest.graphs if name not in self.manifest.engines]
@@ -181,15 +212,19 @@ class Target:
             found.extend(f"{path} has changed since it was compiled" for path in changed)
         return found
 
-    def obstacles(self, bundle: Bundle, gpus: Gpus, version: str | None) -> list[str]:
+    def obstacles(self, bundle: Bundle, gpus: Gpus, version: str | None, *, trust_self_test: bool = True) -> list[str]:
         """Why these plans cannot run here, one text per reason; empty if they can.
 
         Args:
             bundle: whose graphs they should be.
             gpus: what is in this machine.
             version: of the installed library of this target's backend; None without it.
+            trust_self_test: a failed self-test is an obstacle. Not when it is run again.
         """
         found, manifest = self.stale(bundle), self.manifest
+        tested = self.self_test()
+        if trust_self_test and tested is not None and not tested.passed:
+            found.append("its self-test failed: wrong numbers on a GPU; build it again, or run verify --engine again")
         if version is None:
             found.append(f"{manifest.backend} is not installed; pip install 'fastv-trt[{manifest.backend}]'")
         elif version != manifest.library_version:

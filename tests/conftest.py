@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from fastv_trt.bundle import Bundle
+from fastv_trt.cli import main
 from fastv_trt.runtime import Runtime
 
 LAYERS, SIDE, PATCH = 4, 40, 8  # 5x5 = 25 image tokens
@@ -167,3 +168,27 @@ def runtime(bundle: Bundle) -> Runtime:
 def picture(seed: int, height: int = 60, width: int = 50) -> np.ndarray:
     """A seeded random picture, uint8 [H, W, 3]."""
     return np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
+
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Run `fastv-trt ARGUMENTS` in this process: (exit code, stdout, stderr)."""
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr("sys.argv", ["fastv-trt", *map(str, arguments)])
+        with pytest.raises(SystemExit) as stopped:
+            main()
+        captured = capsys.readouterr()
+        code = stopped.value.code
+        return (code if isinstance(code, int) else 0), captured.out, captured.err
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def half(bundles: Callable[..., Bundle]) -> Bundle:
+    """The default bundle in fp16. Read-only."""
+    return bundles(dtype="fp16")

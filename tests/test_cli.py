@@ -11,25 +11,7 @@ import pytest
 from PIL import Image
 
 from fastv_trt.bundle import Bundle
-from fastv_trt.cli import main
-from tests.conftest import picture
-
-Run = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    """Run `fastv-trt ARGUMENTS` in this process: (exit code, stdout, stderr)."""
-
-    def run(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr("sys.argv", ["fastv-trt", *map(str, arguments)])
-        with pytest.raises(SystemExit) as stopped:
-            main()
-        captured = capsys.readouterr()
-        code = stopped.value.code
-        return (code if isinstance(code, int) else 0), captured.out, captured.err
-
-    return run
+from tests.conftest import Run, picture
 
 
 @pytest.fixture

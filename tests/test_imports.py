@@ -104,10 +104,11 @@ ALLOWED = {
     "export": {"bundle", "pruning", "cost", "errors"},
     "nvidia": {"errors"},
     "targets": {"bundle", "errors", "nvidia"},
-    "engines": {"bundle", "pruning", "cost", "errors", "nvidia", "targets"},
-    "runtime": {"bundle", "pruning", "cost", "errors", "nvidia", "targets"},
+    "limits": {"bundle", "errors", "targets"},
+    "engines": {"bundle", "pruning", "cost", "errors", "limits", "nvidia", "targets"},
+    "runtime": {"bundle", "pruning", "cost", "errors", "limits", "nvidia", "targets"},
     "calibration": {"bundle", "pruning", "cost", "errors", "runtime"},
-    "verify": {"bundle", "pruning", "cost", "errors", "runtime"},
+    "verify": {"bundle", "pruning", "cost", "errors", "nvidia", "runtime", "targets"},
 }
 
 

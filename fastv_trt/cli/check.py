@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from fastv_trt.bundle import Bundle
-from fastv_trt.cli.build import Capacity, Compute, Decomposable, Kept, MaxBatch, MaxImages, MaxPrompt
+from fastv_trt.cli.build import Capacity, Compute, Decomposable, Kept, MaxBatch, MaxImages, MaxPrompt, limits_of
 from fastv_trt.cli.common import BundlePath, JsonFlag, console, names, print_json
 from fastv_trt.errors import InputError
 
@@ -17,7 +17,10 @@ def check(
     bundle: BundlePath,
     backend: Annotated[
         str | None,
-        typer.Option(help="Ask its parser too: tensorrt or tensorrt-rtx. [default: the one that is installed]"),
+        typer.Option(
+            help="Ask its parser too: tensorrt or tensorrt-rtx; by default the one that is installed.",
+            show_default=False,
+        ),
     ] = None,
     compute: Compute = None,
     max_prompt: MaxPrompt = None,
@@ -32,14 +35,7 @@ def check(
     from fastv_trt import engines
 
     opened = Bundle.open(bundle)
-    limits = engines.BuildLimits.of(
-        opened.manifest.model,
-        max_prompt=max_prompt,
-        max_images=max_images,
-        max_batch=max_batch,
-        kept=None if kept is None else engines.Range.parse(kept, "--kept"),
-        capacity=capacity,
-    )
+    limits = limits_of(opened, max_prompt, max_images, max_batch, kept, capacity)
     report = engines.examine(opened, limits, names(compute), backend, decomposable)
     for note in report.notes:
         console.print(f"note: {note}")

@@ -21,7 +21,15 @@ CheckpointPath = Annotated[
 ]
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]
 Threads = Annotated[int | None, typer.Option(help="CPU threads; by default all cores.", show_default=False)]
-Device = Annotated[str, typer.Option(help="Where to run: cpu or cuda.")]
+Device = Annotated[
+    str, typer.Option(help="ONNX Runtime's provider: cpu, cuda, tensorrt or tensorrt-rtx. None replaces another.")
+]
+Engine = Annotated[
+    str | None,
+    typer.Option(
+        help="Run engines instead: a target that build made, or auto for the first that runs here.", show_default=False
+    ),
+]
 Images = Annotated[
     list[Path] | None,
     typer.Option("--image", "-i", help="A picture of the prompt; repeat it for several.", show_default=False),

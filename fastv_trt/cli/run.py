@@ -11,6 +11,7 @@ import typer
 from fastv_trt.cli.common import (
     BundlePath,
     Device,
+    Engine,
     Images,
     JsonFlag,
     Keep,
@@ -44,6 +45,7 @@ def run(
     ] = False,
     save_kept: Annotated[Path | None, typer.Option(help="Draw the kept patches and the scores to this PNG.")] = None,
     device: Device = "cpu",
+    engine: Engine = None,
     threads: Threads = None,
     json: JsonFlag = False,
 ) -> None:
@@ -60,7 +62,7 @@ def run(
     opened = Bundle.open(bundle)
     pruning = pruning_of(opened.manifest.rankings, ratio, keep, ranking, scope, seed, require_pruning)
     limits, sampling = Limits(max_new_tokens), Sampling(temperature, top_p, seed)
-    runtime = Runtime.load(opened, device=device, threads=threads)
+    runtime = Runtime.load(opened, device=device, engine=engine, threads=threads)
     request = runtime.request(text, pictures, raw=raw)
     stream = runtime.stream(request, pruning, limits, sampling)
     for piece in stream:

@@ -9,25 +9,25 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 _HOME = {
-    "BuildLimits": "limits",
-    "Finding": "lint",
-    "Range": "limits",
-    "Report": "examination",
-    "build": "builder",
-    "check": "lint",
-    "examine": "examination",
-    "prepare": "builder",
+    "BuildLimits": "fastv_trt.limits",
+    "Finding": "fastv_trt.engines.lint",
+    "Range": "fastv_trt.limits",
+    "Report": "fastv_trt.engines.examination",
+    "build": "fastv_trt.engines.builder",
+    "check": "fastv_trt.engines.lint",
+    "examine": "fastv_trt.engines.examination",
+    "prepare": "fastv_trt.engines.builder",
 }
 __all__ = ["BuildLimits", "Finding", "Range", "Report", "build", "check", "examine", "prepare"]
 
 if TYPE_CHECKING:
     from fastv_trt.engines.builder import build, prepare
     from fastv_trt.engines.examination import Report, examine
-    from fastv_trt.engines.limits import BuildLimits, Range
     from fastv_trt.engines.lint import Finding, check
+    from fastv_trt.limits import BuildLimits, Range
 
 
 def __getattr__(name: str) -> Any:
     if name in _HOME:
-        return getattr(import_module(f"fastv_trt.engines.{_HOME[name]}"), name)
+        return getattr(import_module(_HOME[name]), name)
     raise AttributeError(f"module 'fastv_trt.engines' has no attribute {name!r}")

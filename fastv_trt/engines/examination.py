@@ -9,9 +9,9 @@ from fastv_trt import nvidia
 from fastv_trt.bundle import Bundle
 from fastv_trt.engines.compile import parse_findings
 from fastv_trt.engines.graph import Graph
-from fastv_trt.engines.limits import BuildLimits, profiles
 from fastv_trt.engines.lint import Finding, check, grouped
 from fastv_trt.errors import UnavailableError
+from fastv_trt.limits import BuildLimits, profiles
 from fastv_trt.nvidia import Library
 
 

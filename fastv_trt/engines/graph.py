@@ -12,8 +12,8 @@ import onnx
 from onnx import helper
 
 from fastv_trt.bundle import Bundle
-from fastv_trt.engines.limits import Axes
 from fastv_trt.errors import BundleError
+from fastv_trt.limits import Axes
 
 DTYPES = {
     onnx.TensorProto.FLOAT: "float32",

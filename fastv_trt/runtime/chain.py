@@ -247,14 +247,14 @@ class Chain:
         for record in graph.inputs:
             if record.name not in request.vision_inputs:
                 raise InputError(f"expected {record.name} for the vision graph, found {list(request.vision_inputs)}")
-            array = np.asarray(request.vision_inputs[record.name]).astype(record.dtype, copy=False)
+            tensor = self.device.take(request.vision_inputs[record.name], record.dtype)
             expected = [d for d in record.shape if isinstance(d, int)]
             if (
-                array.ndim != len(record.shape)
-                or [s for s, d in zip(array.shape, record.shape, strict=True) if isinstance(d, int)] != expected
+                len(tensor.shape) != len(record.shape)
+                or [s for s, d in zip(tensor.shape, record.shape, strict=True) if isinstance(d, int)] != expected
             ):
-                raise InputError(f"expected {record.name} of shape {list(record.shape)}, found {list(array.shape)}")
-            inputs[record.name] = self.device.upload(array)
+                raise InputError(f"expected {record.name} of shape {list(record.shape)}, found {list(tensor.shape)}")
+            inputs[record.name] = tensor
         features = self._sessions["vision"].run(inputs)["image_features"]
         if features.shape[0] != tokens:
             raise InputError(

@@ -23,7 +23,7 @@ class Cuda:
     """
 
     def __init__(self, runtime: Any, device: int = 0) -> None:
-        self.runtime = runtime
+        self.runtime, self.device = runtime, device
         self._call("cudaSetDevice", device)
         self.stream = self._call("cudaStreamCreate")
 

@@ -12,9 +12,11 @@ from numpy.typing import NDArray
 
 from fastv_trt.bundle import Bundle
 from fastv_trt.errors import InputError
+from fastv_trt.limits import BuildLimits
 from fastv_trt.pruning import Pruning
 from fastv_trt.runtime.caches import Caches
 from fastv_trt.runtime.chain import Chain, Prefill, Request
+from fastv_trt.runtime.devices import open_device
 from fastv_trt.runtime.generation import Generation, Limits
 from fastv_trt.runtime.images import ImageLike
 from fastv_trt.runtime.processing import Message, Processor
@@ -79,21 +81,29 @@ class Runtime:
     chain: Chain
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str] | Bundle, *, device: str = "cpu", threads: int | None = None) -> Runtime:
+    def load(
+        cls,
+        path: str | os.PathLike[str] | Bundle,
+        *,
+        device: str = "cpu",
+        engine: str | None = None,
+        threads: int | None = None,
+        limits: BuildLimits | None = None,
+    ) -> Runtime:
         """Open a bundle, check its hashes and load its graphs.
 
         Args:
-            device: "cpu" or "cuda".
+            device: "cpu", "cuda", "tensorrt" or "tensorrt-rtx": a provider of ONNX Runtime.
+            engine: a target that was built, or "auto" for the first that runs here, instead of a provider.
             threads: of the CPU; by default all cores.
+            limits: what a request may be on the two TensorRT providers, which compile as they load.
 
         Raises:
             BundleError: the bundle is not whole.
             UnavailableError: the device is not there.
         """
-        from fastv_trt.runtime import ort
-
         bundle = path if isinstance(path, Bundle) else Bundle.open(path)
-        return cls(bundle, Chain(bundle, ort.device(bundle, device, threads)))
+        return cls(bundle, Chain(bundle, open_device(bundle, device, engine=engine, threads=threads, limits=limits)))
 
     @cached_property
     def processor(self) -> Processor:

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
+
+from fastv_trt.errors import InputError, UnavailableError
+
+if TYPE_CHECKING:
+    from fastv_trt.runtime.dlpack import Exported
 
 ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int64": 8, "int32": 4}
 
@@ -57,6 +62,18 @@ class Device(Protocol):
 
     def upload(self, array: NDArray[Any]) -> Tensor: ...
 
+    def take(self, value: Any, dtype: str) -> Tensor:
+        """A tensor of `dtype` from an array, or from anything that speaks DLPack: a frame on the GPU stays there.
+
+        Raises:
+            InputError: it lies where this device cannot read it, or in a form that it cannot.
+        """
+        ...
+
+    def share(self, tensor: Tensor) -> Exported:
+        """The same memory as a DLPack object, for torch, CuPy or JAX. All work on it is waited for first."""
+        ...
+
     def write(self, target: Tensor, array: NDArray[Any]) -> None:
         """Overwrite a tensor of the same size."""
         ...
@@ -92,6 +109,40 @@ class Session(Protocol):
             Every output by name.
         """
         ...
+
+
+def numpy_dtype(name: str) -> np.dtype[Any]:
+    """NumPy's dtype of a bundle's one.
+
+    Raises:
+        UnavailableError: bfloat16 without ml_dtypes, which teaches it to NumPy.
+    """
+    if name != "bfloat16":
+        return np.dtype(name)
+    try:
+        import ml_dtypes
+    except ImportError as error:
+        raise UnavailableError("expected ml-dtypes for bf16 on the host, found none; pip install ml-dtypes") from error
+    wanted: DTypeLike = ml_dtypes.bfloat16
+    return np.dtype(wanted)
+
+
+def as_numpy(value: Any, dtype: str) -> NDArray[Any]:
+    """An array of `dtype` from an array, a nested list, or a host tensor that speaks DLPack.
+
+    Raises:
+        InputError: it lies on a GPU, or is not a tensor.
+    """
+    if hasattr(value, "__dlpack__") and not isinstance(value, np.ndarray):
+        try:
+            value = np.from_dlpack(value)
+        except (BufferError, RuntimeError, TypeError) as error:
+            reason = str(error).splitlines()[0]
+            raise InputError(f"expected a tensor in host memory, found {type(value).__name__}: {reason}") from error
+    try:
+        return np.asarray(value).astype(numpy_dtype(dtype), copy=False)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"expected a tensor of {dtype}, found {type(value).__name__}: {error}") from error
 
 
 def host(array: NDArray[Any]) -> Tensor:

@@ -17,8 +17,8 @@ from fastv_trt.pruning import ATTENTION_RANKINGS, FREE_RANKINGS, Pruning, select
 from fastv_trt.runtime import Request, Runtime
 from fastv_trt.runtime.chain import Chain, Prefill
 from fastv_trt.runtime.images import ImageLike
-from fastv_trt.runtime.processing import Processor
 from fastv_trt.verify.oracle import Oracle, Seen, best, scores
+from fastv_trt.verify.prompts import noise, request_of
 
 RATIOS = (0.0, 0.25, 0.5, 0.75, 0.9, 1.0)
 GREEDY_TOKENS = 32
@@ -158,7 +158,7 @@ def verify(
             f"found {len(oracle.layers)} layers in {checkpoint}"
         )
     prompts = [list(images)] if images else [[noise(0)], [noise(1), noise(2)]]
-    requests = [_request(runtime.processor, prompt, pictures) for pictures in prompts]
+    requests = [request_of(runtime.processor, prompt, pictures) for pictures in prompts]
     limit = manifest.model.max_positions - GREEDY_TOKENS
     requests = [request for request in requests if len(request.input_ids) <= limit]
     if not requests:
@@ -173,19 +173,6 @@ def verify(
             cases.append(case)
             on_case(case, len(cases), len(points) * len(requests))
     return Report(tuple(boundaries), tuple(cases), Tolerance.of(manifest.dtype))
-
-
-def noise(seed: int, side: int = 160) -> NDArray[np.uint8]:
-    """A seeded picture with both smooth and busy parts, uint8 [side, side, 3]."""
-    rng = np.random.default_rng(seed)
-    coarse = rng.uniform(0, 255, (side // 20, side // 20, 3)).repeat(20, axis=0).repeat(20, axis=1)
-    return (coarse + rng.normal(0, 20, coarse.shape)).clip(0, 255).astype(np.uint8)
-
-
-def _request(processor: Processor, prompt: str, images: Sequence[ImageLike]) -> Request:
-    if processor.has_chat_template:
-        return processor.request(processor.render([processor.user(prompt, len(images))]), images)
-    return processor.request(f"{processor.image_token}\n" * len(images) + prompt, images)
 
 
 def _boundary(chain: Chain, oracle: Oracle, request: Request, plain: Seen) -> Boundary:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,6 +11,7 @@ from fastv_trt import nvidia
 from fastv_trt.bundle import Bundle
 from fastv_trt.engines import BuildLimits, build
 from fastv_trt.errors import UnavailableError
+from fastv_trt.export import export
 from fastv_trt.nvidia import Library
 from fastv_trt.targets import Target
 
@@ -25,9 +25,10 @@ def rtx() -> Library:
 
 
 @pytest.fixture(scope="session")
-def half(bundles: Callable[..., Bundle]) -> Bundle:
-    """Read-only."""
-    return bundles(dtype="fp16")
+def demo_half(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    """The demo's checkpoint in fp16. Read-only."""
+    checkpoint = Path(__file__).parents[2] / "examples" / "tiny_llava" / "checkpoint"
+    return export(checkpoint, tmp_path_factory.mktemp("demo") / "bundle", dtype="fp16").bundle
 
 
 @pytest.fixture

@@ -33,10 +33,14 @@ def test_the_tested_compute_capabilities_are_all_that_rtx_offers(rtx: Library) -
 
 
 @pytest.mark.parametrize("number", OFFERED[1:])
-def test_every_offered_compute_capability_builds(fresh: Bundle, number: str, rtx: Library) -> None:
-    target = build(fresh, limits=small(fresh), compute=[number])
+def test_the_demo_builds_for_every_offered_compute_capability(
+    demo_half: Bundle, tmp_path: Path, number: str, rtx: Library
+) -> None:
+    demo = copied(demo_half, tmp_path / "bundle")
+    target = build(demo, compute=[number])
     assert target.name == f"rtx-sm{number.replace('.', '')}"
-    assert set(target.manifest.engines) == set(fresh.manifest.graphs)
+    assert set(target.manifest.engines) == set(demo.manifest.graphs)
+    assert Target.open(target.path).stale(demo) == []
 
 
 def test_the_oldest_offered_capability_builds_what_has_no_fp32_matmul(half: Bundle, rtx: Library) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,13 @@ from fastv_trt.bundle import Bundle
 from fastv_trt.errors import BundleError, FastVError, InputError, UnavailableError
 from fastv_trt.nvidia import Library
 from fastv_trt.pruning import Pruning
-from fastv_trt.runtime import Generation, Limits, Runtime, Sampling
+from fastv_trt.runtime import Generation, Limits, Runtime, Sampling, dlpack, trt_session
 from fastv_trt.runtime import trt as session_file
 from fastv_trt.runtime.chain import Chain
 from fastv_trt.runtime.cuda import Cuda
-from fastv_trt.runtime.trt import BUCKET, TrtDevice
+from fastv_trt.runtime.tensor import Tensor
+from fastv_trt.runtime.trt import TrtDevice
+from fastv_trt.runtime.trt_session import BUCKET
 from fastv_trt.targets import Target
 from tests.conftest import picture
 from tests.engines.conftest import copied
@@ -122,6 +125,30 @@ def test_a_decode_step_allocates_nothing_and_reads_back_only_the_logits(built: t
         counts.append((one.cuda.runtime.allocations - before[0], one.cuda.runtime.copied_to_host - before[1]))
     assert counts[0][0] >= counts[1][0]
     assert counts[1][1] - counts[0][1] == 16 * vocabulary * 4
+
+
+def test_frames_that_are_on_the_gpu_already_stay_there(built: tuple[Bundle, Target], simulated: Runtime) -> None:
+    """What another library put there comes as DLPack; the simulated GPU's memory stands for it."""
+    one = device(built)
+    runtime = on(one)
+    request = runtime.request("what?", [picture(0)])
+    pixels = request.vision_inputs["pixel_values"].astype(np.float16)
+    wanted = runtime.generate("what?", [picture(0)], limits=LONG)
+    frame = one.share(one.upload(pixels))
+    allocated, taken = one.cuda.runtime.allocations, one.take(frame, "float16")
+    assert taken.address == frame.tensor.address and one.cuda.runtime.allocations == allocated
+    same = replace(request, vision_inputs={"pixel_values": frame})
+    assert runtime.answers([same], limits=LONG)[0].tokens == wanted.tokens
+
+    inside = Tensor(frame.tensor.address + 2, (4,), "float16", frame.tensor.owner)  # no address that TensorRT accepts
+    copied_one = one.take(one.share(inside), "float16")
+    assert copied_one.address % 256 == 0
+    np.testing.assert_array_equal(one.download(copied_one), pixels.reshape(-1)[1:5])
+    with pytest.raises(InputError, match="expected a tensor of float32 on the GPU, found float16"):
+        one.take(frame, "float32")
+    with pytest.raises(InputError, match="GPU 0, found one on GPU 1"):
+        one.take(dlpack.Exported(frame.tensor, dlpack.CUDA, 1), "float16")
+    np.testing.assert_array_equal(one.download(one.take(pixels.tolist(), "float16")), pixels)
 
 
 def test_a_prompt_beyond_the_profile_is_refused_with_the_limit(simulated: Runtime) -> None:
@@ -287,7 +314,7 @@ def test_every_simulated_cuda_call_exists_in_cuda_python() -> None:
 
 
 def test_the_session_uses_no_name_that_the_real_libraries_lack() -> None:
-    source = inspect.getsource(session_file)
+    source = inspect.getsource(session_file) + inspect.getsource(trt_session)
     for name in set(re.findall(r"\btrt\.([A-Z]\w+)", source)) - {"TrtDevice", "TrtSession"}:
         assert hasattr(simulation.real, name), name
     for name in set(re.findall(r'_call\("(\w+)"', inspect.getsource(inspect.getmodule(Cuda)))):  # type: ignore[arg-type]

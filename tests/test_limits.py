@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from fastv_trt.bundle import Bundle
 from fastv_trt.engines import BuildLimits, Range, prepare
-from fastv_trt.engines.limits import CAPACITY_STEP, profiles
 from fastv_trt.errors import InputError
+from fastv_trt.limits import CAPACITY_STEP, profiles
 
 
 def test_every_problem_is_in_one_message(half: Bundle) -> None:
