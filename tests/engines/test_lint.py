@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -120,6 +123,24 @@ def test_a_bad_graph_is_refused_with_node_reason_and_remedy(tmp_path: Path, name
 def test_without_the_rule_the_compiler_would_refuse_late_or_not_at_all(tmp_path: Path, name: str, rtx: Library) -> None:
     bad = BAD[name]
     assert compiler_says(rtx, saved(tmp_path, bad.make, name), bad.compute) == bad.compiler
+
+
+def test_polygraphy_builds_what_the_rules_refuse(tmp_path: Path, rtx: Library) -> None:
+    """Another front end of the same compiler sees nothing wrong either: a message about them has to come from here."""
+    silent = {saved(tmp_path, bad.make, name).path: name for name, bad in BAD.items() if bad.compiler == SILENT}
+    shapes = {
+        str(path): {n: (r.min, r.opt, r.max) for n, r in profile(Graph.read(path, name)).shapes.items()}
+        for path, name in silent.items()
+    }
+    (tmp_path / "profiles.json").write_text(json.dumps(shapes))
+    program = Path(__file__).with_name("polygraphy_build.py")
+    done = subprocess.run(
+        [sys.executable, str(program), str(tmp_path / "profiles.json")], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    built = [line.removeprefix("built ") for line in done.stdout.splitlines() if line.startswith("built ")]
+    assert built == list(shapes) and len(built) >= 3
+    assert all(check(Graph.read(path, name)) for path, name in silent.items())
 
 
 def test_the_compiler_ignores_a_window_and_makes_the_same_kernels(tmp_path: Path, rtx: Library) -> None:
