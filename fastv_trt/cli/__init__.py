@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
+from types import FrameType
 
 import typer
 
@@ -44,8 +46,18 @@ for command in (export, run, verify, inspect, check, build, doctor, demo):
     app.command()(command)
 
 
+def _terminate(number: int, frame: FrameType | None) -> None:
+    """Leave by an exception, so that what is half-written is removed on the way out."""
+    os.write(2, f"fastv-trt: ended by {signal.Signals(number).name}\n".encode())  # print may be what it interrupts
+    sys.exit(128 + number)
+
+
 def main() -> None:
     """Entry point of `fastv-trt`. Set FASTV_TRT_DEBUG=1 to see tracebacks."""
+    for name in ("SIGTERM", "SIGHUP"):
+        number = getattr(signal, name, None)  # Windows has no SIGHUP
+        if number is not None and signal.getsignal(number) is signal.SIG_DFL:  # nohup's choice stands
+            signal.signal(number, _terminate)
     if os.environ.get("FASTV_TRT_DEBUG"):
         app()
     try:

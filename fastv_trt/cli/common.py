@@ -19,6 +19,14 @@ BundlePath = Annotated[Path, typer.Argument(help="Bundle folder, made by `fastv-
 CheckpointPath = Annotated[
     Path, typer.Argument(help="Checkpoint folder, as `save_pretrained` writes it.", show_default=False)
 ]
+AllowPickle = Annotated[
+    bool,
+    typer.Option(
+        "--allow-pickle",
+        help="Read weights from .bin files if there are no safetensors. A pickle can run code when it is read, so they "
+        "are refused by default; with this, torch unpickles tensors and nothing else (weights_only). Better: convert.",
+    ),
+]
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]
 Threads = Annotated[int | None, typer.Option(help="CPU threads; by default all cores.", show_default=False)]
 Device = Annotated[

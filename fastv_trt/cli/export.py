@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from fastv_trt.cli.common import CheckpointPath, JsonFlag, console, mebibytes, names, print_json, steps
+from fastv_trt.cli.common import AllowPickle, CheckpointPath, JsonFlag, console, mebibytes, names, print_json, steps
 
 
 def export(
@@ -22,13 +22,22 @@ def export(
             show_default=False,
         ),
     ] = None,
+    allow_pickle: AllowPickle = False,
     json: JsonFlag = False,
 ) -> None:
     """Cut a checkpoint's decoder at layer K and write a bundle of ONNX graphs."""
     from fastv_trt import export as room
 
     with steps("export") as on_step:
-        exported = room.export(checkpoint, output, k=k, dtype=dtype, rankings=names(rankings), on_step=on_step)
+        exported = room.export(
+            checkpoint,
+            output,
+            k=k,
+            dtype=dtype,
+            rankings=names(rankings),
+            allow_pickle=allow_pickle,
+            on_step=on_step,
+        )
     manifest = exported.bundle.manifest
     for note in exported.notes:
         console.print(f"note: {note}")

@@ -9,7 +9,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from fastv_trt.cli.common import BundlePath, Images, JsonFlag, Threads, names, numbers, output, print_json, steps
+from fastv_trt.cli.common import (
+    AllowPickle,
+    BundlePath,
+    Images,
+    JsonFlag,
+    Threads,
+    names,
+    numbers,
+    output,
+    print_json,
+    steps,
+)
 from fastv_trt.errors import InputError, VerificationError
 
 if TYPE_CHECKING:
@@ -49,6 +60,7 @@ def verify(
     prompt: Annotated[str, typer.Option("--prompt", "-p", help="The question.")] = "Describe the image.",
     image: Images = None,
     threads: Threads = None,
+    allow_pickle: AllowPickle = False,
     json: JsonFlag = False,
 ) -> None:
     """Compare a bundle with its checkpoint, or engines with their bundle; exit 1 beyond tolerance."""
@@ -82,6 +94,7 @@ def verify(
             opened,
             against,
             **common,
+            allow_pickle=allow_pickle,
             on_case=lambda case, done, total: on_step(f"R={case.ratio:g} {case.ranking}", done, total),
         )
     record = report.record()

@@ -35,6 +35,7 @@ def export(
     k: int = 2,
     dtype: str = "fp32",
     rankings: Sequence[str] | None = None,
+    allow_pickle: bool = False,
     on_step: Callable[[str, int, int], None] = lambda step, done, total: None,
 ) -> Exported:
     """Cut the checkpoint's decoder at layer `k` and write a bundle.
@@ -45,6 +46,8 @@ def export(
         k: layers 0..k-1 see every token, layers k..L-1 only the kept ones.
         dtype: "fp32", "fp16" or "bf16", of weights, activations and caches.
         rankings: attention rankings to export; by default all of them, or none at k = 0.
+        allow_pickle: read weights from `.bin` files if there are no safetensors; torch then unpickles tensors and
+            nothing else.
         on_step: called with the name of each step, its index and the number of steps.
 
     Raises:
@@ -60,11 +63,13 @@ def export(
 
     if dtype not in source.DTYPES:
         raise InputError(f"expected dtype {', '.join(source.DTYPES)}, found {dtype!r}")
-    family, config = source.inspect_checkpoint(checkpoint, k)
+    found = source.inspect_checkpoint(checkpoint, k, allow_pickle)
+    family, config = found.family, found.config
     processor = source.load_processor(checkpoint)
+    notes = (*source.notes(found, dtype), *source.complete_processor(processor, config))
     steps = ["load", "vision", "prefix", "suffix", *(f"rank-{name}" for name in names), "hash"]
     on_step("load", 0, len(steps))
-    model: Any = source.load(checkpoint, source.DTYPES[dtype])
+    model: Any = source.load(found, source.DTYPES[dtype])
     decoder = Decoder.of(model)
     image_tokens = family.image_tokens(config)
 
@@ -104,7 +109,6 @@ def export(
             files=(),
         )
         complete = bundle.finish(folder, manifest)
-    notes = _cast_note(config, dtype)
     return Exported(bundle.Bundle(Path(output), complete), notes)
 
 
@@ -149,11 +153,3 @@ def _tokens(model: Any, image_tokens: tuple[int, ...]) -> bundle.TokenRecord:
         eos = model.config.get_text_config().eos_token_id
     ids = (eos,) if isinstance(eos, int) else tuple(eos or ())
     return bundle.TokenRecord(image=image_tokens, eos=ids)
-
-
-def _cast_note(config: Any, dtype: str) -> tuple[str, ...]:
-    names = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
-    stored = names.get(str(getattr(config, "dtype", None)).removeprefix("torch."))
-    if stored is None or stored == dtype:
-        return ()
-    return (f"weights are stored as {stored} and were cast to {dtype}",)

@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
-import json
 import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig, AutoModelForImageTextToText, AutoProcessor, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from fastv_trt.errors import InputError, UnsupportedModelError
+from fastv_trt.export import weights
 from fastv_trt.export.decoder import check as check_decoder
 from fastv_trt.export.families import Family, family_of
+from fastv_trt.export.folder import checkpoint_folder, refuse_without_processor
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
-PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A folder that was looked at: everything that can be known before a weight is read."""
+
+    folder: Path
+    family: Family
+    config: Any
+    weights: weights.Weights
 
 
 def read_config(path: str | os.PathLike[str]) -> Any:
@@ -25,10 +35,9 @@ def read_config(path: str | os.PathLike[str]) -> Any:
 
     Raises:
         InputError: no folder, no config.json, or not a transformers config.
+        UnsupportedModelError: a LoRA adapter.
     """
-    folder = Path(path)
-    if not (folder / "config.json").is_file():
-        raise InputError(f"expected a save_pretrained folder with config.json at {folder}, found none")
+    folder = checkpoint_folder(path)
     try:
         return AutoConfig.from_pretrained(folder, local_files_only=True)
     except (OSError, ValueError, KeyError) as error:
@@ -36,91 +45,114 @@ def read_config(path: str | os.PathLike[str]) -> Any:
         raise InputError(f"expected a config.json that transformers knows in {folder}, found: {reason}") from error
 
 
-def inspect_checkpoint(path: str | os.PathLike[str], k: int) -> tuple[Family, Any]:
+def inspect_checkpoint(path: str | os.PathLike[str], k: int, allow_pickle: bool = False) -> Checkpoint:
     """Everything that can be refused before a weight is read.
 
     Args:
         path: the folder.
         k: the layer to cut at.
+        allow_pickle: accept `.bin` weights.
 
     Raises:
         InputError: the folder is incomplete, K is out of range, or vision weights are missing.
-        UnsupportedModelError: the family or the decoder is not one that exports correctly.
+        UnsupportedModelError: the family, the decoder or the weights are not of a kind that exports correctly.
     """
     folder, config = Path(path), read_config(path)
     family = family_of(config)
-    if getattr(config, "quantization_config", None) is not None:
-        raise UnsupportedModelError(
-            f"expected unquantized weights in {folder}, found a quantization_config; export the original checkpoint"
-        )
+    _refuse_quantized(folder, config)
     check_decoder(config.get_text_config())
     layers = int(config.get_text_config().num_hidden_layers)
     if not 0 <= k < layers:
         raise InputError(f"expected K in 0..{layers - 1} for a decoder of {layers} layers, found {k}")
-    names = weight_names(folder)
-    if not any(name.startswith(family.vision_weights) for name in names):
+    found = weights.find(folder, allow_pickle)
+    if not any(name.startswith(family.vision_weights) for name in found.dtypes):
         raise InputError(
             f"expected vision weights ({family.vision_weights[0]}*) in {folder}, found none; "
             "this is only the language model"
         )
-    if not any((folder / name).is_file() for name in PROCESSOR_FILES):
-        raise InputError(f"expected an image processor ({' or '.join(PROCESSOR_FILES)}) in {folder}, found none")
-    return family, config
+    refuse_without_processor(folder)
+    return Checkpoint(folder, family, config, found)
 
 
-def weight_names(folder: Path) -> list[str]:
-    """Names of the weights in a folder's safetensors files, without reading the weights.
-
-    Raises:
-        InputError: no safetensors, or a damaged or missing one.
-    """
-    index = folder / "model.safetensors.index.json"
-    files = sorted(folder.glob("*.safetensors"))
-    if index.is_file():
-        wanted = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-        missing = [name for name in wanted if not (folder / name).is_file()]
-        if missing:
-            raise InputError(f"expected {len(wanted)} weight files in {folder}, found {missing[0]} missing")
-        files = [folder / name for name in wanted]
-    if not files:
-        other = next((p.name for p in folder.glob("*.bin")), None)
-        found = f"only {other}, a pickle; convert it with save_pretrained" if other else "none"
-        raise InputError(f"expected weights (*.safetensors) in {folder}, found {found}")
-    names: list[str] = []
-    for file in files:
-        try:
-            with safe_open(file, framework="pt") as opened:
-                names.extend(opened.keys())
-        except (OSError, SafetensorError) as error:
-            raise InputError(f"expected a whole safetensors file at {file}, found: {error}") from error
-    return names
+def _refuse_quantized(folder: Path, config: Any) -> None:
+    found = getattr(config, "quantization_config", None) or getattr(
+        config.get_text_config(), "quantization_config", None
+    )
+    if found is None:
+        return
+    method = found.get("quant_method") if isinstance(found, dict) else getattr(found, "quant_method", None)
+    raise UnsupportedModelError(
+        f"expected weights in fp32, fp16 or bf16 in {folder}, found a quantization_config ({method}): "
+        "its weights are packed for that method's own kernels; export the checkpoint that it was quantized from"
+    )
 
 
-def load(path: str | os.PathLike[str], dtype: torch.dtype, attention: str = "sdpa") -> PreTrainedModel:
-    """Load a checkpoint for inference.
+def load(checkpoint: Checkpoint, dtype: torch.dtype, attention: str = "sdpa") -> PreTrainedModel:
+    """Load a checkpoint for inference, cast tensor by tensor.
 
     Raises:
-        InputError: weights that the model needs are missing from the checkpoint, or do not fit its config.
+        InputError: weights that the model needs are missing from the checkpoint, do not fit its config, or are
+            beyond the range of `dtype`.
     """
+    folder = checkpoint.folder
     transformers_logging.disable_progress_bar()  # a step of export has its own
     try:
         loaded: Any = AutoModelForImageTextToText.from_pretrained(
-            path,
+            folder,
             dtype=dtype,
             attn_implementation=attention,
             local_files_only=True,
-            use_safetensors=True,
+            use_safetensors=not checkpoint.weights.pickled,
+            weights_only=True,
             output_loading_info=True,
         )
     except (RuntimeError, ValueError) as error:  # a weight whose shape is not what config.json says
         reason = " ".join(str(error).split())[:200]
-        raise InputError(f"expected weights that fit config.json in {path}, found: {reason}") from error
+        raise InputError(f"expected weights that fit config.json in {folder}, found: {reason}") from error
     model, report = loaded
     missing = sorted(report["missing_keys"])
     if missing:
-        raise InputError(f"expected weights for every parameter in {path}, found {len(missing)} missing: {missing[0]}")
+        raise InputError(
+            f"expected weights for every parameter in {folder}, found {len(missing)} missing: {missing[0]}"
+        )
+    if dtype == torch.float16 and set(checkpoint.weights.stored) - {"fp16"}:
+        _refuse_overflow(model)
     result: PreTrainedModel = model.eval().requires_grad_(False)
     return result
+
+
+def _refuse_overflow(model: Any) -> None:
+    for name, parameter in model.named_parameters():
+        if not torch.isfinite(parameter).all():
+            raise InputError(
+                f"expected weights within the range of fp16, found {name} beyond it; export in bf16 or fp32"
+            )
+
+
+def notes(checkpoint: Checkpoint, dtype: str) -> tuple[str, ...]:
+    """What was done to the weights, in words."""
+    said = []
+    if checkpoint.weights.pickled:
+        said.append("weights were read from pickles (.bin), tensors only")
+    stored = checkpoint.weights.stored
+    if set(stored) - {dtype}:
+        said.append(f"weights are stored as {' and '.join(stored)} and were cast to {dtype}")
+    return tuple(said)
+
+
+def complete_processor(processor: Any, config: Any) -> tuple[str, ...]:
+    """Fill in what processor files of older checkpoints lack: sizes that image tokens are counted with.
+
+    Source: transformers' LlavaProcessor, whose files had no patch_size before 4.46; the number then came from
+    the model. CLIP has one more token, its class token.
+    """
+    if getattr(processor, "patch_size", 0) is not None:
+        return ()
+    tower = config.vision_config
+    processor.patch_size = int(tower.patch_size)
+    processor.vision_feature_select_strategy = config.vision_feature_select_strategy
+    processor.num_additional_image_tokens = int(tower.model_type == "clip_vision_model")
+    return (f"the processor's files are of an older form; patch_size {tower.patch_size} was taken from config.json",)
 
 
 def load_processor(path: str | os.PathLike[str]) -> Any:

@@ -40,7 +40,7 @@ class Seen:
 class Oracle:
     """A checkpoint in eager fp32, its weights rounded to the bundle's dtype first, so that only arithmetic differs."""
 
-    def __init__(self, checkpoint: str | os.PathLike[str], k: int, dtype: str) -> None:
+    def __init__(self, checkpoint: str | os.PathLike[str], k: int, dtype: str, allow_pickle: bool = False) -> None:
         rounded = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}[dtype]
         transformers_logging.disable_progress_bar()
         model: Any = AutoModelForImageTextToText.from_pretrained(
@@ -48,7 +48,8 @@ class Oracle:
             dtype=rounded,
             attn_implementation="eager",
             local_files_only=True,
-            use_safetensors=True,
+            use_safetensors=None if allow_pickle else True,  # None: safetensors if there are any
+            weights_only=True,
         )
         self.model = model.eval().requires_grad_(False).float()
         self.layers: Any = model.get_decoder().layers

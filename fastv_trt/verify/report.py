@@ -130,6 +130,7 @@ def verify(
     prompt: str = "Describe the image.",
     images: Sequence[ImageLike] = (),
     threads: int | None = None,
+    allow_pickle: bool = False,
     on_case: Callable[[Case, int, int], None] = lambda case, done, total: None,
 ) -> Report:
     """Compare a bundle on ONNX Runtime's CPU with the checkpoint that it was exported from.
@@ -138,6 +139,7 @@ def verify(
         rankings: by default all that the bundle offers, random and uniform included.
         prompt: a question; it goes through the chat template if there is one.
         images: pictures of the question; by default one, then two, made from seeded noise.
+        allow_pickle: read the checkpoint's `.bin` files if it has no safetensors.
         on_case: called with each case as it is done, their count so far and in all.
 
     Raises:
@@ -151,7 +153,7 @@ def verify(
     for point in points:
         if point.ranking not in FREE_RANKINGS:
             runtime.chain.check_ranking(point.ranking)
-    oracle = Oracle(checkpoint, manifest.k, manifest.dtype)
+    oracle = Oracle(checkpoint, manifest.k, manifest.dtype, allow_pickle)
     if len(oracle.layers) != manifest.model.layers:
         raise InputError(
             f"expected the checkpoint that {bundle.path} was exported from ({manifest.model.layers} layers), "
