@@ -101,6 +101,8 @@ ALLOWED = {
     "bundle": {"errors"},
     "pruning": {"errors"},
     "cost": {"bundle", "errors"},
+    "paper": {"bundle"},
+    "gpus": {"errors"},
     "export": {"bundle", "pruning", "cost", "errors"},
     "nvidia": {"errors"},
     "targets": {"bundle", "errors", "nvidia"},

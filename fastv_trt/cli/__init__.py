@@ -15,6 +15,7 @@ from fastv_trt.cli.check import check
 from fastv_trt.cli.demo import demo
 from fastv_trt.cli.doctor import doctor
 from fastv_trt.cli.export import export
+from fastv_trt.cli.flops import flops
 from fastv_trt.cli.inspect import inspect
 from fastv_trt.cli.run import run
 from fastv_trt.cli.verify import verify
@@ -42,7 +43,7 @@ def _options(
     """Options that stand before the command."""
 
 
-for command in (export, run, verify, inspect, check, build, doctor, demo):
+for command in (export, run, verify, inspect, flops, check, build, doctor, demo):
     app.command()(command)
 
 
