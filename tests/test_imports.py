@@ -103,6 +103,7 @@ ALLOWED = {
     "cost": {"bundle", "errors"},
     "paper": {"bundle"},
     "gpus": {"errors"},
+    "bench": {"bundle", "pruning", "cost", "errors", "nvidia", "runtime"},
     "export": {"bundle", "pruning", "cost", "errors"},
     "nvidia": {"errors"},
     "targets": {"bundle", "errors", "nvidia"},

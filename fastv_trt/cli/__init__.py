@@ -10,6 +10,7 @@ from types import FrameType
 import typer
 
 from fastv_trt import __version__
+from fastv_trt.cli.bench import bench
 from fastv_trt.cli.build import build
 from fastv_trt.cli.check import check
 from fastv_trt.cli.demo import demo
@@ -43,7 +44,7 @@ def _options(
     """Options that stand before the command."""
 
 
-for command in (export, run, verify, inspect, flops, check, build, doctor, demo):
+for command in (export, run, verify, inspect, bench, flops, check, build, doctor, demo):
     app.command()(command)
 
 
