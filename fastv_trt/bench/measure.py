@@ -12,7 +12,7 @@ import numpy as np
 from fastv_trt.bench.machine import Noise, watching
 from fastv_trt.bundle import Bundle
 from fastv_trt.errors import InputError
-from fastv_trt.pruning import Pruning
+from fastv_trt.pruning import FREE_RANKINGS, Pruning
 from fastv_trt.runtime import Request, Runtime
 
 PARTS = ("preprocess", "vision", "prefix", "rank+select", "suffix")
@@ -66,6 +66,34 @@ def image_request(bundle: Bundle, text_tokens: int, image_tokens: int) -> Reques
     return Request(ids, {}, (image_tokens,) if image_tokens else ())
 
 
+def check(
+    runtime: Runtime,
+    prompt: Prompt,
+    ratios: Sequence[float],
+    *,
+    batch: int,
+    runs: int,
+    warmup: int,
+    new_tokens: int,
+    ranking: str,
+) -> None:
+    """Refuse, before anything runs, what `measure` could not do; the arguments are its own.
+
+    Raises:
+        InputError: no runs, a batch or count below 1, a ranking that is not there, or a prompt that the model or the
+            device cannot hold.
+    """
+    for name, value, least in (("runs", runs, 1), ("rows", batch, 1), ("new tokens", new_tokens, 1)):
+        if value < least:
+            raise InputError(f"expected {least} or more {name}, found {value}")
+    if warmup < 0:
+        raise InputError(f"expected 0 or more warm-up runs, found {warmup}")
+    policies = [Pruning(ratio=ratio, ranking=ranking) for ratio in ratios]
+    if ranking not in FREE_RANKINGS and any(policy.asked for policy in policies):
+        runtime.chain.check_ranking(ranking)
+    runtime.chain.caches([prompt.make()] * batch, [Pruning(ratio=0.0)] * batch, new_tokens)
+
+
 def measure(
     runtime: Runtime,
     prompt: Prompt,
@@ -83,13 +111,9 @@ def measure(
     R = 0 is always measured first. Decode goes on whatever tokens come.
 
     Raises:
-        InputError: no runs, a batch or count below 1, or a prompt that the device cannot hold.
+        InputError: what `check` refuses.
     """
-    for name, value, least in (("run", runs, 1), ("row", batch, 1), ("new token", new_tokens, 1)):
-        if value < least:
-            raise InputError(f"expected {least} or more {name}s, found {value}")
-    if warmup < 0:
-        raise InputError(f"expected 0 or more warm-up runs, found {warmup}")
+    check(runtime, prompt, ratios, batch=batch, runs=runs, warmup=warmup, new_tokens=new_tokens, ranking=ranking)
     policies = {ratio: Pruning(ratio=ratio, ranking=ranking) for ratio in dict.fromkeys((0.0, *ratios))}
     points = {ratio: Point(ratio, batch) for ratio in policies}
     total = (runs + warmup) * len(points)

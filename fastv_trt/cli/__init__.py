@@ -10,6 +10,7 @@ from types import FrameType
 import typer
 
 from fastv_trt import __version__
+from fastv_trt.cli import lean
 from fastv_trt.cli.bench import bench
 from fastv_trt.cli.build import build
 from fastv_trt.cli.check import check
@@ -54,8 +55,14 @@ def _terminate(number: int, frame: FrameType | None) -> None:
     sys.exit(128 + number)
 
 
+def program() -> None:
+    """The process `fastv-trt`: `main`, where nothing but one command will run, so that what it needs not stays out."""
+    lean.one_command = True
+    main()
+
+
 def main() -> None:
-    """Entry point of `fastv-trt`. Set FASTV_TRT_DEBUG=1 to see tracebacks."""
+    """Run one command of `sys.argv`. Set FASTV_TRT_DEBUG=1 to see tracebacks."""
     for name in ("SIGTERM", "SIGHUP"):
         number = getattr(signal, name, None)  # Windows has no SIGHUP
         if number is not None and signal.getsignal(number) is signal.SIG_DFL:  # nohup's choice stands

@@ -21,6 +21,7 @@ from fastv_trt.cli.common import (
     output,
     steps,
 )
+from fastv_trt.cli.lean import hide_torch
 from fastv_trt.errors import InputError
 
 
@@ -57,29 +58,27 @@ def bench(
 
     from fastv_trt import bench as measuring
     from fastv_trt.bench.machine import peak_memory
+    from fastv_trt.bundle import Bundle
     from fastv_trt.pruning import Pruning
     from fastv_trt.runtime import Runtime
 
     for ratio in wanted:
         Pruning(ratio=ratio)  # refuses what is not in 0..1, before anything is loaded
-    runtime = Runtime.load(bundle, device=device, engine=engine, threads=threads)
+    opened = Bundle.open(bundle)
+    hide_torch(opened)
+    runtime = Runtime.load(opened, device=device, engine=engine, threads=threads)
     manifest = runtime.bundle.manifest
     prompt = _prompt(runtime, list(image or []), prompt_tokens, image_tokens)
     name = ranking or (manifest.rankings[0] if manifest.rankings else "random")
     table: list[dict[str, Any]] = []
     noises = []
+    counts: dict[str, Any] = {"runs": runs, "warmup": warmup, "new_tokens": new_tokens, "ranking": name}
+    for rows in rows_of:
+        measuring.check(runtime, prompt, wanted, batch=rows, **counts)
     for rows in rows_of:
         with steps(f"batch {rows}") as show:
             points, noise = measuring.measure(
-                runtime,
-                prompt,
-                wanted,
-                batch=rows,
-                runs=runs,
-                warmup=warmup,
-                new_tokens=new_tokens,
-                ranking=name,
-                on_run=lambda done, total: show("", done, total),
+                runtime, prompt, wanted, batch=rows, on_run=lambda done, total: show("", done, total), **counts
             )
         table += measuring.as_rows(runtime.bundle, points, prompt.tokens, prompt.image_tokens)
         noises.append(noise)

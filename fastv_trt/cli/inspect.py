@@ -22,6 +22,7 @@ from fastv_trt.cli.common import (
     pruning_of,
 )
 from fastv_trt.cli.doctor import engine_lines
+from fastv_trt.cli.lean import hide_torch
 from fastv_trt.errors import InputError
 
 
@@ -41,6 +42,7 @@ def inspect(
 ) -> None:
     """Show a bundle's graphs, sizes and costs, and what a prompt would keep. Nothing is run."""
     opened = Bundle.open(bundle)
+    hide_torch(opened)
     content = describe(opened)
     if engines:
         from fastv_trt.engines import doctor

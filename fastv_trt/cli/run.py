@@ -24,6 +24,7 @@ from fastv_trt.cli.common import (
     print_json,
     pruning_of,
 )
+from fastv_trt.cli.lean import hide_torch
 from fastv_trt.errors import InputError
 
 
@@ -60,6 +61,7 @@ def run(
         raise InputError(f"expected a folder to write {save_kept} into, found none; make it first")
     text = sys.stdin.read().strip() if prompt == "-" else prompt
     opened = Bundle.open(bundle)
+    hide_torch(opened)
     pruning = pruning_of(opened.manifest.rankings, ratio, keep, ranking, scope, seed, require_pruning)
     limits, sampling = Limits(max_new_tokens), Sampling(temperature, top_p, seed)
     runtime = Runtime.load(opened, device=device, engine=engine, threads=threads)

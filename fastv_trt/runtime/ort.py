@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from fastv_trt.bundle import Bundle
 from fastv_trt.errors import FastVError, InputError, UnavailableError
 from fastv_trt.limits import BuildLimits, profiles
 from fastv_trt.runtime.dlpack import CUDA, Exported
+from fastv_trt.runtime.optimized import Entry
 from fastv_trt.runtime.tensor import Session, Tensor, as_numpy, host
 
 PROVIDERS = {
@@ -243,7 +245,9 @@ class OrtSession:
         if isinstance(self.device, OrtGpu) and self.device.limits is not None:
             options.add_free_dimension_override_by_name("C", self.device.limits.capacity_of(self.name))
         try:
-            self._session = _load(str(path), options, self.device.providers(self.name))
+            self._session = self._open(path, options)
+        except FastVError:
+            raise
         except Exception as error:  # onnxruntime's own exceptions share no public base
             reason = str(error).strip().splitlines()[0]
             raise FastVError(f"expected {path.name} to load on {provider}, found: {reason}") from error
@@ -255,6 +259,19 @@ class OrtSession:
         self._inputs = {value.name: _ELEMENT[value.type] for value in self._session.get_inputs()}
         self._outputs = [value.name for value in self._session.get_outputs()]
         self._binding = self._session.io_binding()
+
+    def _open(self, path: Path, options: Any) -> Any:
+        """A session: on the CPU from its optimized form, which is written now if it is not there."""
+        providers = self.device.providers(self.name)
+        entry = Entry.of(self.device.bundle, self.name) if isinstance(self.device, OrtCpu) else None
+        if entry is None:
+            return _load(str(path), options, providers)
+        if entry.usable():
+            ready = _options(self.device.threads)
+            ready.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+            return _load(str(entry.model), ready, providers)
+        with entry.writing(options):
+            return _load(str(path), options, providers)
 
     def run(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         binding = self._binding
