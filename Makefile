@@ -3,7 +3,7 @@
 #   make demo    answer questions about pictures with 0, 50 and 75 % of the picture dropped
 #   make test    the tests
 #   make lint    ruff and mypy --strict
-#   make bench   prefill time against the share of dropped tokens
+#   make bench   every figure of docs/performance.md, rivals included
 #   make clean   remove all that these made
 #
 # PYTHON chooses the interpreter, VENV the folder of the environment, ARGS is passed on (make test ARGS="-m slow").
@@ -47,8 +47,14 @@ lint: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy --strict
 
+# Everything in docs/performance.md, in under half an hour on a quiet machine; the models are kept in build/.
+RESULTS ?= benchmarks/results
 bench: $(READY)
-	$(BIN)/python benchmarks/prefill.py $(ARGS)
+	$(BIN)/fastv-trt flops --preset paper
+	$(BIN)/python benchmarks/prefill.py --json $(RESULTS)/prefill.json --plot $(RESULTS)/prefill.png $(ARGS)
+	$(BIN)/python benchmarks/load.py --json $(RESULTS)/load.json
+	$(BIN)/python benchmarks/compare.py --json $(RESULTS)/compare.json --plot $(RESULTS)/compare.png
+	$(BIN)/python benchmarks/scaling.py --json $(RESULTS)/scaling.json --plot $(RESULTS)/scaling.png
 
 clean:
 	rm -rf $(VENV) .ci/venv demo-output build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache

@@ -144,11 +144,17 @@ def workers(args: argparse.Namespace, bundle: Bundle, prompt: Any, threads: int)
     return found, missing
 
 
-def rounds(found: list[Worker], ids: list[int], count: int, steps: int) -> dict[str, Result]:
-    """All rivals once per round, every second round backwards, after one warm-up each."""
+def rounds(found: list[Worker], ids: list[int], count: int, steps: int, minutes: float) -> dict[str, Result]:
+    """All rivals once per round, every second round backwards, after one warm-up each.
+
+    No round is started after `minutes`, but one is always run.
+    """
+    started = time.monotonic()
     where = {rival: worker for worker in found for rival in worker.rivals}
     results = {rival: Result() for rival in where}
     for index in range(-1, count):
+        if index > 0 and time.monotonic() - started > 60 * minutes:
+            break
         for rival in list(where) if index % 2 == 0 else reversed(list(where)):
             answer = where[rival].run(rival, ids, steps if index >= 0 else 2)
             time.sleep(0.05)  # until the last one's threads have stopped spinning
@@ -215,6 +221,7 @@ def main() -> None:
     parser.add_argument("--bundle", type=Path, help="made from the checkpoint")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--steps", type=int, default=8, help="decode steps per run")
+    parser.add_argument("--minutes", type=float, default=10.0, help="start no round after this")
     parser.add_argument("--text-tokens", type=int, default=75)
     parser.add_argument("--image-tokens", type=int, default=576)
     parser.add_argument("--threads", type=int, default=None)
@@ -234,14 +241,16 @@ def main() -> None:
     machine = bench.machine(args.threads)
     found, missing = workers(args, bundle, prompt, machine["threads"])
     noise = bench.Noise()
-    results = rounds(found, request.input_ids.tolist(), args.rounds, args.steps)
+    results = rounds(found, request.input_ids.tolist(), args.rounds, args.steps, args.minutes)
     base = results[SPLIT].prefill
     if len(base) > 1:
         low, _, high = statistics.quantiles(base, n=4, method="inclusive")
         noise.spread = (high - low) / statistics.median(base)
     for worker in found:
         machine["versions"] |= worker.about
-    print(f"{prompt.tokens} prompt tokens, {prompt.image_tokens} of them image; {machine['processor']}")
+    print(
+        f"{prompt.tokens} prompt tokens, {prompt.image_tokens} of them image; {machine['processor']}; {len(base)} rounds"
+    )
     show(results)
     for reason in missing:
         print(f"NOT MEASURED {reason}")

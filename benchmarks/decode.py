@@ -14,8 +14,9 @@ import time
 from pathlib import Path
 from unittest import mock
 
-from prefill import HERE, Noise, picture, prepare, question, watching
+from prefill import HERE, picture, prepare, question
 
+from fastv_trt.bench import Noise, watching
 from fastv_trt.bundle import Bundle
 from fastv_trt.pruning import Pruning
 from fastv_trt.runtime import Request, Runtime, ort

@@ -59,7 +59,7 @@ def processor() -> Any:
     )
 
 
-def config() -> Any:
+def config(layers: int = 24, positions: int = 4096) -> Any:
     from transformers import CLIPVisionConfig, LlavaConfig, Qwen2Config
 
     vision = CLIPVisionConfig(
@@ -75,10 +75,10 @@ def config() -> Any:
         vocab_size=VOCABULARY,
         hidden_size=896,
         intermediate_size=4864,
-        num_hidden_layers=24,
+        num_hidden_layers=layers,
         num_attention_heads=14,
         num_key_value_heads=2,
-        max_position_embeddings=4096,
+        max_position_embeddings=positions,
         use_sliding_window=False,
         tie_word_embeddings=False,
         bos_token_id=1,
@@ -96,14 +96,14 @@ def config() -> Any:
     )
 
 
-def make(out: Path, dtype: str = "fp32", seed: int = 0) -> None:
-    """Write the checkpoint to the folder `out`."""
+def make(out: Path, dtype: str = "fp32", seed: int = 0, layers: int = 24, positions: int = 4096) -> None:
+    """Write the checkpoint to the folder `out`: as many `layers`, with a context of `positions` tokens."""
     import torch
     from transformers import LlavaForConditionalGeneration
 
     torch.manual_seed(seed)
     model: Any = LlavaForConditionalGeneration._from_config(
-        config(), dtype={"fp32": torch.float32, "bf16": torch.bfloat16}[dtype]
+        config(layers, positions), dtype={"fp32": torch.float32, "bf16": torch.bfloat16}[dtype]
     )
     count = sum(parameter.numel() for parameter in model.parameters())
     # Shards bound what serialization holds beside the model.
