@@ -248,9 +248,8 @@ def main() -> None:
         noise.spread = (high - low) / statistics.median(base)
     for worker in found:
         machine["versions"] |= worker.about
-    print(
-        f"{prompt.tokens} prompt tokens, {prompt.image_tokens} of them image; {machine['processor']}; {len(base)} rounds"
-    )
+    print(f"{prompt.tokens} prompt tokens, {prompt.image_tokens} of them image; {len(base)} rounds")
+    print(f"{machine['processor']}, {machine['threads']} threads")
     show(results)
     for reason in missing:
         print(f"NOT MEASURED {reason}")
