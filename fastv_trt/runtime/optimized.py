@@ -81,7 +81,8 @@ class Entry:
                 if sha256(self.path / name) != digest:
                     raise ValueError(name)
                 stamps[name] = _stamp(self.path / name)
-            _write(self.path / RECORD, {"sha256": hashes, "stamps": stamps})  # its time says when it was last used
+            with contextlib.suppress(OSError):  # entries may be there to be read only
+                _write(self.path / RECORD, {"sha256": hashes, "stamps": stamps})  # its time: when it was last used
         except FileNotFoundError:
             return False
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
