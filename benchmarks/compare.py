@@ -124,7 +124,7 @@ def workers(args: argparse.Namespace, bundle: Bundle, prompt: Any, threads: int)
     kept = ",".join(f"{r:g}:{Pruning(ratio=r).kept_tokens((prompt.image_tokens,))}" for r in RATIOS[1:3])
     ratios = ",".join(f"{ratio:g}" for ratio in RATIOS)
     fast: list[tuple[str, Any, tuple[object, ...]]] = [
-        ("ours.py", sys.executable, (bundle.path, parts / "whole.onnx", ratios, threads))
+        ("ours.py", sys.executable, (bundle.path, parts / "whole.onnx", args.bundle_k0 or "-", ratios, threads))
     ]
     for dtype in ("fp32", "bf16"):
         image = bundle.manifest.tokens.image[0]
@@ -219,6 +219,7 @@ def main() -> None:
     parser.add_argument("--cache", type=Path, default=HERE.parent / "build" / "benchmarks", help="folder for models")
     parser.add_argument("--checkpoint", type=Path, help="by default the 0.5B-shaped random model")
     parser.add_argument("--bundle", type=Path, help="made from the checkpoint")
+    parser.add_argument("--bundle-k0", type=Path, help="the same cut at K = 0, for choices before layer 0")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--steps", type=int, default=8, help="decode steps per run")
     parser.add_argument("--minutes", type=float, default=10.0, help="start no round after this")
@@ -234,7 +235,8 @@ def main() -> None:
         parser.error("expected --checkpoint and --bundle together, or neither")
     args.cache = args.cache.absolute()
     if args.bundle is None:
-        args.bundle, args.checkpoint = prepare(args.cache, 2, "fp32"), args.cache / "llava-0.5b-fp32"
+        args.bundle, args.bundle_k0 = prepare(args.cache, 2, "fp32"), prepare(args.cache, 0, "fp32")
+        args.checkpoint = args.cache / "llava-0.5b-fp32"
     bundle = Bundle.open(args.bundle)
     request = bench.image_request(bundle, args.text_tokens, args.image_tokens)
     prompt = bench.Prompt(lambda: request, len(request.input_ids), args.image_tokens)
@@ -259,7 +261,8 @@ def main() -> None:
             value = ratio(results, rival, against, part)
             verdicts.append({"what": what, "found": value, "at_most": most})
             print(f"{'ok  ' if value <= most else 'MISS'} {what}: {value:.3f} (at most {most:g})")
-    print(noise)
+    if len(base) > 1:
+        print(noise)
     if args.json:
         args.json.parent.mkdir(parents=True, exist_ok=True)
         content = {

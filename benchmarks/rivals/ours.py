@@ -1,6 +1,9 @@
-"""This project, split at several R, or as one graph: python ours.py BUNDLE ONE_GRAPH RATIOS THREADS.
+"""This project: split at several R, as one graph, and pruned before layer 0.
 
-ONE_GRAPH is made by unsplit.py from the same decoder with the same parts; "-" leaves it out.
+    python ours.py BUNDLE ONE_GRAPH BUNDLE_K0 RATIOS THREADS
+
+ONE_GRAPH is made by unsplit.py from the same decoder with the same parts; BUNDLE_K0 is the same model cut at K = 0, for
+choices that see embeddings and no attention. "-" leaves either out.
 """
 
 from __future__ import annotations
@@ -28,6 +31,42 @@ def split(runtime: Runtime, ratio: float) -> Run:
         given = np.array(ids)
         request = Request(given, {}, (int(np.isin(given, runtime.bundle.manifest.tokens.image).sum()),))
         started = time.perf_counter()
+        caches = chain.caches([request], [pruning], steps + 1)
+        tokens = [int(chain.prefill(caches, 0, request, pruning).logits.argmax())]
+        prefill, seconds = time.perf_counter() - started, []
+        for _ in range(steps):
+            started = time.perf_counter()
+            tokens.append(int(chain.decode(caches, tokens[-1:])[0].argmax()))
+            seconds.append(time.perf_counter() - started)
+        return prefill, seconds, tokens
+
+    return run
+
+
+def dart(features: np.ndarray, pivots: int = 8) -> np.ndarray:
+    """Scores by duplication, on embeddings: the less a token resembles the pivots, the higher. Pivots stay.
+
+    Source: DART (arXiv 2502.11494), whose pivots are tokens of large norm.
+    """
+    norms = np.linalg.norm(features, axis=1)
+    chosen = np.argsort(-norms, kind="stable")[:pivots]
+    unit = features / norms[:, None]
+    scores = 1.0 - (unit @ unit[chosen].T).max(axis=1)
+    scores[chosen] = 3.0
+    return scores.astype(np.float32)
+
+
+def embedded(runtime: Runtime, ratio: float, choice: str) -> Run:
+    """Pruned before layer 0. DART's features are noise: what it costs does not depend on them."""
+    chain, manifest = runtime.chain, runtime.bundle.manifest
+    pruning = Pruning(ratio=ratio, ranking="external" if choice == "DART" else choice)
+
+    def run(ids: list[int], steps: int) -> tuple[float, list[float], list[int]]:
+        given = np.array(ids)
+        image = int(np.isin(given, manifest.tokens.image).sum())
+        noise = np.random.default_rng(0).standard_normal((image, manifest.model.hidden_size), dtype=np.float32)
+        started = time.perf_counter()
+        request = Request(given, {}, (image,), dart(noise) if choice == "DART" else None)
         caches = chain.caches([request], [pruning], steps + 1)
         tokens = [int(chain.prefill(caches, 0, request, pruning).logits.argmax())]
         prefill, seconds = time.perf_counter() - started, []
@@ -90,10 +129,14 @@ def unsplit(bundle: Bundle, path: Path, threads: int) -> Run:
 
 
 if __name__ == "__main__":
-    folder, graph, ratios, count = sys.argv[1:]
+    folder, graph, uncut, ratios, count = sys.argv[1:]
     opened = Bundle.open(folder)
     runtime = Runtime.load(opened, threads=int(count))
     rivals = {f"split R={ratio}": split(runtime, float(ratio)) for ratio in ratios.split(",")}
     if graph != "-":
         rivals["one graph"] = unsplit(opened, Path(graph), int(count))
+    if uncut != "-":
+        before = Runtime.load(uncut, threads=int(count))
+        for choice in ("random", "uniform", "DART"):
+            rivals[f"before layer 0, {choice} R=0.5"] = embedded(before, 0.5, choice)
     serve(rivals, {"onnxruntime": onnxruntime.__version__})
