@@ -55,7 +55,9 @@ def load(bundle: Path, cache: str) -> dict[str, Any]:
     """One load in a new process: seconds, and bytes at the end of a short answer."""
     environment = os.environ | {"FASTV_TRT_CACHE": cache}
     command = [sys.executable, "-c", CODE, str(bundle)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"load.py: a load failed: {done.stderr.strip()[-400:]}")
     found: dict[str, Any] = json.loads(done.stdout)
     return found
 

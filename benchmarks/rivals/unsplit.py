@@ -7,6 +7,7 @@ The one graph has the parts of the split ones (fastv_trt.export.graphs) and no c
 
 from __future__ import annotations
 
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -40,7 +41,9 @@ class Whole(graphs.Prefix):
 
 
 def main() -> None:
-    folder, out = sys.argv[1], Path(sys.argv[2])
+    folder, final = sys.argv[1], Path(sys.argv[2])
+    out = final.with_name(f".{final.name}.partial")  # renamed when it is complete
+    shutil.rmtree(out, ignore_errors=True)
     checkpoint = source.inspect_checkpoint(folder, 1)
     family, config = checkpoint.family, checkpoint.config
     model: Any = source.load(checkpoint, torch.float32)
@@ -58,6 +61,7 @@ def main() -> None:
     logits = graphs.tensor_record("logits", torch.float32, ("B", 1, decoder.lm_head.out_features))
     whole = Whole(decoder, layers, image_tokens)
     writer.write(graphs.Traceable(whole, cut.arguments, (logits, *caches), decoder), out / "whole.onnx")
+    out.rename(final)
 
 
 if __name__ == "__main__":
