@@ -24,7 +24,8 @@ FREE_RANKINGS = ("random", "uniform", "external")
 
 RANKINGS = ATTENTION_RANKINGS + FREE_RANKINGS
 
-Scope = Literal["all", "image"]
+Scope = Literal["all", "image", "frame"]
+SCOPES: tuple[Scope, ...] = ("all", "image", "frame")
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class Pruning:
         keep: an absolute number of image tokens to keep instead of a ratio. More than there are keeps all.
         ranking: one of `RANKINGS`.
         scope: "all" ranks the tokens of all images in one pool (the authors' advice); "image" gives every
-            image its own share, so that none can be starved.
+            image its own share, so that none can be starved; "frame" does so for every frame of a clip.
         seed: of the `random` ranking.
         required: if true, a request in which nothing can be pruned is an error instead of a note.
 
@@ -68,8 +69,8 @@ class Pruning:
             raise InputError(f"expected a keep count of 0 or more, found {self.keep}")
         if self.ranking not in RANKINGS:
             raise InputError(f"expected a ranking of {', '.join(RANKINGS)}, found {self.ranking!r}")
-        if self.scope not in ("all", "image"):
-            raise InputError(f"expected scope 'all' or 'image', found {self.scope!r}")
+        if self.scope not in SCOPES:
+            raise InputError(f"expected scope {', '.join(SCOPES)}, found {self.scope!r}")
         if not 0 <= self.seed < 2**64:
             raise InputError(f"expected a seed in [0, 2^64), found {self.seed}")
 
@@ -88,11 +89,13 @@ class Pruning:
         return round(tokens * (1.0 - (self.ratio or 0.0)))
 
     def kept_tokens(self, image_sizes: Sequence[int]) -> int:
-        """Image tokens that live on, out of images of these sizes, under this policy's scope."""
-        return sum(self.quotas(image_sizes)) if self.scope == "image" else self.keep_count(sum(image_sizes))
+        """Image tokens that live on, out of images (or frames) of these sizes, under this policy's scope."""
+        return self.keep_count(sum(image_sizes)) if self.scope == "all" else sum(self.quotas(image_sizes))
 
     def quotas(self, image_sizes: Sequence[int]) -> list[int]:
-        """Kept tokens per image for scope "image". An absolute `keep` is shared out in proportion to size.
+        """Kept tokens per image, or per frame, for the scope of that name.
+
+        An absolute `keep` is shared out in proportion to size.
 
         Args:
             image_sizes: number of tokens of each image.
@@ -177,7 +180,7 @@ def select(
         pruning: the policy.
         length: N, tokens of this prompt (or of this turn).
         positions: ascending positions of the image tokens, int [M].
-        image_sizes: image tokens of each image, in order; they sum to M.
+        image_sizes: image tokens of each image (of each frame for scope "frame"), in order; they sum to M.
         scores: one score per image token, [M], for rankings that are not random or uniform.
 
     Returns:

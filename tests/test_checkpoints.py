@@ -20,6 +20,8 @@ from safetensors.torch import load_file, save_file
 from fastv_trt.bundle import Bundle
 from fastv_trt.errors import InputError, UnsupportedModelError
 from fastv_trt.export import checkpoint, export
+from fastv_trt.families import family_of
+from fastv_trt.families.preprocessing import Preprocessing
 from tests.test_export_errors import copy, edit, refused  # noqa: F401  (a fixture)
 
 State = dict[str, torch.Tensor]
@@ -122,7 +124,7 @@ def hub_cache(folder: Path, root: Path) -> Path:
 def test_a_hub_cache_snapshot_of_links(checkpoints: Callable[..., Path], tmp_path: Path) -> None:
     snapshot = hub_cache(checkpoints(), tmp_path / "hub") / "snapshots" / "0123abcd"
     assert same(loaded(snapshot), loaded(checkpoints()))
-    checkpoint.load_processor(snapshot).save_pretrained(tmp_path / "processor")
+    Preprocessing.load(snapshot, None).save(tmp_path / "processor", None)
     assert not any(path.is_symlink() for path in (tmp_path / "processor").iterdir())
 
 
@@ -278,17 +280,13 @@ def test_an_untied_head_that_is_missing(copy: Path) -> None:  # noqa: F811
     refused(copy, "every parameter .* found 1 missing: lm_head.weight")
 
 
-def test_processor_files_before_patch_size(copy: Path, checkpoints: Callable[..., Path]) -> None:  # noqa: F811
+def test_processor_files_before_patch_size(copy: Path) -> None:  # noqa: F811
     content = json.loads((copy / "processor_config.json").read_text())
     for name in ("patch_size", "vision_feature_select_strategy", "num_additional_image_tokens"):
         del content[name]
     (copy / "processor_config.json").write_text(json.dumps(content))
-    processor = checkpoint.load_processor(copy)
-    said = checkpoint.complete_processor(processor, checkpoint.read_config(copy))
-    assert said == ("the processor's files are of an older form; patch_size 8 was taken from config.json",)
-    processor.save_pretrained(copy.parent / "processor")
-    saved = json.loads((copy.parent / "processor" / "processor_config.json").read_text())
-    assert saved == json.loads((checkpoints() / "processor_config.json").read_text())
+    config = checkpoint.read_config(copy)  # which knows the sizes that image tokens are counted with
+    assert family_of(config).settings(config, Preprocessing.load(copy, None))["tokens"] == 25
 
 
 @pytest.mark.parametrize("beside_weights", [False, True])

@@ -101,14 +101,15 @@ ALLOWED = {
     "bundle": {"errors"},
     "pruning": {"errors"},
     "cost": {"bundle", "errors"},
-    "export": {"bundle", "pruning", "cost", "errors"},
+    "families": {"errors"},
+    "export": {"bundle", "pruning", "cost", "errors", "families"},
     "nvidia": {"errors"},
     "targets": {"bundle", "errors", "nvidia"},
     "limits": {"bundle", "errors", "targets"},
     "engines": {"bundle", "pruning", "cost", "errors", "limits", "nvidia", "targets"},
-    "runtime": {"bundle", "pruning", "cost", "errors", "limits", "nvidia", "targets"},
+    "runtime": {"bundle", "pruning", "cost", "errors", "families", "limits", "nvidia", "targets"},
     "calibration": {"bundle", "pruning", "cost", "errors", "runtime"},
-    "verify": {"bundle", "pruning", "cost", "errors", "nvidia", "runtime", "targets"},
+    "verify": {"bundle", "pruning", "cost", "errors", "families", "nvidia", "runtime", "targets"},
 }
 
 

@@ -117,7 +117,8 @@ def test_the_oracle_agrees_with_dropping_the_tokens(checkpoints: Checkpoints, ru
     pruned = np.zeros(len(request.input_ids), dtype=bool)
     pruned[answer.prefill.image_positions] = True
     pruned[answer.keep_indices] = False
-    masked = oracle.forward(request.input_ids, request.vision_inputs, pruned)
+    inputs = oracle.inputs(runtime.processor.outputs([picture(3)]))
+    masked = oracle.forward(request.input_ids, inputs, pruned)
 
     keep = torch.from_numpy(answer.keep_indices)
     text = oracle.model.get_decoder()

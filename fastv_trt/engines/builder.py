@@ -105,7 +105,7 @@ def prepare(
     for name in bundle.manifest.graphs:
         graph = Graph.load(bundle, name).with_capacity(limits.capacity_of(name))
         graph = graph.decomposable() if decomposable else graph
-        chosen = profiles(name, limits)
+        chosen = profiles(name, limits, bundle.manifest.vision.axes)
         found = [problem for profile in chosen for problem in profile.problems(name, graph.inputs)]
         problems.extend(found)
         problems.extend(grouped(check(graph, compute)))

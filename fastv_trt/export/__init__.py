@@ -14,8 +14,9 @@ from fastv_trt.pruning import ATTENTION_RANKINGS, FREE_RANKINGS
 
 if TYPE_CHECKING:
     from fastv_trt.export.decoder import Decoder
-    from fastv_trt.export.families import Family
     from fastv_trt.export.graphs import Traceable
+    from fastv_trt.families import Family
+    from fastv_trt.families.preprocessing import Preprocessing
 
 __all__ = ["Exported", "export"]
 
@@ -60,26 +61,29 @@ def export(
     from fastv_trt.export import checkpoint as source
     from fastv_trt.export import graphs, writer
     from fastv_trt.export.decoder import Decoder
+    from fastv_trt.families.preprocessing import Preprocessing
 
     if dtype not in source.DTYPES:
         raise InputError(f"expected dtype {', '.join(source.DTYPES)}, found {dtype!r}")
     found = source.inspect_checkpoint(checkpoint, k, allow_pickle)
     family, config = found.family, found.config
-    processor = source.load_processor(checkpoint)
-    notes = (*source.notes(found, dtype), *source.complete_processor(processor, config))
+    processor = Preprocessing.load(Path(checkpoint), family.prompt_tokenizer)
+    vision = _vision_record(family, config, processor)
+    notes = source.notes(found, dtype)
     steps = ["load", "vision", "prefix", "suffix", *(f"rank-{name}" for name in names), "hash"]
     on_step("load", 0, len(steps))
     model: Any = source.load(found, source.DTYPES[dtype])
     decoder = Decoder.of(model)
-    image_tokens = family.image_tokens(config)
+    image_tokens = _image_tokens(family, config)
+    mrope = family.positions == "mrope"
 
     def traceable(step: str) -> Traceable:
         if step == "vision":
-            return family.vision(model)
+            return graphs.vision(family, config, model)
         if step == "prefix":
-            return graphs.prefix(decoder, k, image_tokens)
+            return graphs.prefix(decoder, k, image_tokens, mrope, vision.deepstack)
         if step == "suffix":
-            return graphs.suffix(decoder, k)
+            return graphs.suffix(decoder, k, mrope, vision.deepstack)
         return graphs.rank(decoder, step.removeprefix("rank-"))
 
     with bundle.writing(output) as folder:
@@ -95,7 +99,7 @@ def export(
                 outputs=graph.results,
             )
         on_step("hash", len(steps) - 1, len(steps))
-        processor.save_pretrained(folder / "processor")
+        processor.save(folder / "processor", family.prompt_tokenizer)
         manifest = bundle.Manifest(
             schema_version=bundle.SCHEMA_VERSION,
             created_by=f"fastv-trt {__version__}",
@@ -104,7 +108,8 @@ def export(
             dtype=cast(Literal["fp32", "fp16", "bf16"], dtype),
             rankings=names,
             tokens=_tokens(model, image_tokens),
-            image_token=str(processor.image_token),
+            image_token=vision.settings["image"],
+            vision=vision,
             graphs=records,
             files=(),
         )
@@ -144,6 +149,38 @@ def _model_record(family: Family, config: Any, decoder: Decoder, model: Any) -> 
         max_positions=int(text.max_position_embeddings),
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         decoder=str(text.model_type),
+    )
+
+
+def _image_tokens(family: Family, config: Any) -> tuple[int, ...]:
+    """Ids that stand for an image token, of clips too."""
+    video = getattr(config, "video_token_id", None) if family.video else None
+    return (int(config.image_token_id), *(() if video is None else (int(video),)))
+
+
+def _vision_record(family: Family, config: Any, processor: Preprocessing) -> bundle.VisionRecord:
+    """How this model's pictures become tokens.
+
+    Raises:
+        InputError: the tokenizer lacks the image token.
+    """
+    placeholder = processor.tokenizer.convert_ids_to_tokens(int(config.image_token_id))
+    if not isinstance(placeholder, str):
+        raise InputError(f"expected a tokenizer with the image token {config.image_token_id}, found none of that id")
+    settings = {**family.settings(config, processor), "image": placeholder}
+    video = None
+    if family.video is not None:
+        own = getattr(config, "video_token_id", None)
+        video = (
+            processor.token("video_token", "<video>") if own is None else processor.tokenizer.convert_ids_to_tokens(own)
+        )
+        settings["video"] = video
+    return bundle.VisionRecord(
+        axes=settings.pop("axes"),
+        settings=settings,
+        positions=family.positions,
+        deepstack=family.deepstack(config),
+        video_token=video,
     )
 
 

@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForImageTextToText, AutoProcessor, PreTrainedModel
+from transformers import AutoConfig, AutoModelForImageTextToText, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from fastv_trt.errors import InputError, UnsupportedModelError
 from fastv_trt.export import weights
 from fastv_trt.export.decoder import check as check_decoder
-from fastv_trt.export.families import Family, family_of
 from fastv_trt.export.folder import checkpoint_folder, refuse_without_processor
+from fastv_trt.families import Family, family_of
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
@@ -138,34 +138,3 @@ def notes(checkpoint: Checkpoint, dtype: str) -> tuple[str, ...]:
     if set(stored) - {dtype}:
         said.append(f"weights are stored as {' and '.join(stored)} and were cast to {dtype}")
     return tuple(said)
-
-
-def complete_processor(processor: Any, config: Any) -> tuple[str, ...]:
-    """Fill in what processor files of older checkpoints lack: sizes that image tokens are counted with.
-
-    Source: transformers' LlavaProcessor, whose files had no patch_size before 4.46; the number then came from
-    the model. CLIP has one more token, its class token.
-    """
-    if getattr(processor, "patch_size", 0) is not None:
-        return ()
-    tower = config.vision_config
-    processor.patch_size = int(tower.patch_size)
-    processor.vision_feature_select_strategy = config.vision_feature_select_strategy
-    processor.num_additional_image_tokens = int(tower.model_type == "clip_vision_model")
-    return (f"the processor's files are of an older form; patch_size {tower.patch_size} was taken from config.json",)
-
-
-def load_processor(path: str | os.PathLike[str]) -> Any:
-    """The checkpoint's processor: tokenizer, image processor and chat template.
-
-    Raises:
-        InputError: it cannot be loaded, or lacks an image token.
-    """
-    try:
-        processor: Any = AutoProcessor.from_pretrained(path, local_files_only=True)
-    except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise InputError(f"expected a processor that transformers can load in {path}, found: {reason}") from error
-    if getattr(processor, "image_token", None) is None:
-        raise InputError(f"expected a processor with an image token in {path}, found {type(processor).__name__}")
-    return processor

@@ -7,7 +7,7 @@ operator: the attention function (through transformers' own registry), the cache
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,7 +21,8 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from fastv_trt.errors import UnsupportedModelError
 from fastv_trt.export import ops
 
-KNOWN = ("llama", "mistral", "qwen2")  # text_config.model_type; Vicuna is a llama
+# text_config.model_type; Vicuna is a llama
+KNOWN = ("llama", "mistral", "qwen2", "qwen3", "qwen2_vl_text", "qwen2_5_vl_text", "qwen3_vl_text")
 STATIC_ROPE = ("default", "linear", "llama3", "yarn")  # the same frequencies at every length
 _ATTENTION = "fastv_trt_onnx"
 
@@ -138,8 +139,14 @@ def run_layers(
     write_index: Tensor,
     past: dict[int, tuple[Tensor, Tensor]],
     tap: QueryTap | None = None,
+    added: Mapping[int, Tensor] = {},
 ) -> tuple[Tensor, dict[int, tuple[Tensor, Tensor]]]:
-    """Run layers first..last-1 on `hidden` [B,S,d]; returns the new hidden states and the written caches."""
+    """Run layers first..last-1 on `hidden` [B,S,d]; returns the new hidden states and the written caches.
+
+    Args:
+        position_ids: [B,S], or [3,B,S] with M-RoPE.
+        added: DeepStack: what is added to the output of a layer, by its index.
+    """
     cache = InPlaceCache(slots, write_index, past)
     mask = causal_mask(slots, write_index, hidden.shape[1], hidden.dtype)
     embeddings = decoder.rotary(hidden, position_ids)
@@ -154,6 +161,7 @@ def run_layers(
             query_tap=tap,
         )
         hidden = output[0] if isinstance(output, tuple) else output
+        hidden = hidden + added[index] if index in added else hidden
     return hidden, cache.present
 
 

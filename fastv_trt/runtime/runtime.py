@@ -240,8 +240,7 @@ class Conversation:
             if pending and said.lstrip().startswith(processor.decode(pending, special=True).strip() or " "):
                 pending = []  # the template ends the answer with the stop token that the model gave
         request = processor.request(said, images, continuing=bool(self._messages))
-        ids = np.concatenate((np.asarray(pending, dtype=np.int64), request.input_ids))
-        request = Request(ids, request.vision_inputs, request.image_sizes, None, request.preprocess_seconds)
+        request = request.after(pending)
         generation = Generation.start(self.runtime.chain, [request], self.pruning, limits, sampling, self._caches)
         generation.finish()
         # The last token of an answer was generated but not yet read by the model.

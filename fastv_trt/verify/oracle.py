@@ -7,8 +7,9 @@ token's logits are then those of a run in which the tokens are gone.
 
 from __future__ import annotations
 
+import inspect
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -55,25 +56,51 @@ class Oracle:
         self.layers: Any = model.get_decoder().layers
         self.k = k
 
-    def image_features(self, vision_inputs: Mapping[str, NDArray[Any]]) -> Array:
-        """Features of all images, [M, d]."""
+    def inputs(
+        self, outputs: Sequence[Mapping[str, NDArray[Any]]], prompt_ids: NDArray[np.int64] | None = None
+    ) -> dict[str, torch.Tensor]:
+        """The model's own inputs for pictures and clips, of what the image processor made of each.
+
+        As in transformers' batches: smaller pictures are filled up with zeros, which the models leave out again.
+
+        Args:
+            outputs: of the image processor, per picture, and of the video processor, per clip.
+            prompt_ids: of a second tokenizer.
+        """
+        accepted = inspect.signature(self.model.forward).parameters
+        arrays: dict[str, list[NDArray[Any]]] = {}
+        for output in outputs:
+            for name, array in output.items():
+                arrays.setdefault(name, []).append(array)
+        found = {name: _stack(pieces) for name, pieces in arrays.items() if name in accepted}
+        if "batch_num_images" in accepted and "pixel_values" in found:
+            found["batch_num_images"] = np.array([len(found["pixel_values"])])
+        if prompt_ids is not None and "qformer_input_ids" in accepted:
+            found["qformer_input_ids"] = prompt_ids
+        return {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in found.items()}
+
+    def image_features(self, inputs: Mapping[str, torch.Tensor]) -> Array:
+        """Features of all pictures, or of all clips where there are no pictures, [M, d]."""
+        road = self.model.get_image_features if "pixel_values" in inputs else self.model.get_video_features
+        accepted = inspect.signature(road).parameters
         with torch.no_grad():
-            output = self.model.get_image_features(**_tensors(vision_inputs), return_dict=True).pooler_output
-        rows = torch.cat(list(output)) if isinstance(output, (list, tuple)) else output.flatten(0, 1)
+            output = road(**{n: t for n, t in inputs.items() if n in accepted}, return_dict=True).pooler_output
+        rows = torch.cat(list(output)) if isinstance(output, (list, tuple)) else output.flatten(0, -2)
         features: Array = rows.numpy()
         return features
 
     def forward(
         self,
         ids: NDArray[np.int64],
-        vision_inputs: Mapping[str, NDArray[Any]],
+        inputs: Mapping[str, torch.Tensor],
         pruned: NDArray[np.bool_] | None = None,
         last: int = 1,
     ) -> Seen:
         """One full-length forward.
 
         Args:
-            ids: prompt, and tokens generated after it, [N].
+            ids: prompt, and `last` - 1 tokens generated after it, [N].
+            inputs: of `inputs`.
             pruned: true where a token is hidden from layer K on, [N].
             last: how many positions at the end to give logits of.
         """
@@ -81,7 +108,8 @@ class Oracle:
         with torch.no_grad(), self._watching(seen, pruned):
             output = self.model(
                 input_ids=torch.from_numpy(ids)[None],
-                **_tensors(vision_inputs),
+                **inputs,
+                **self._positions(ids, inputs, last - 1),
                 use_cache=False,
                 logits_to_keep=last,
             )
@@ -95,7 +123,7 @@ class Oracle:
     def greedy(
         self,
         ids: NDArray[np.int64],
-        vision_inputs: Mapping[str, NDArray[Any]],
+        inputs: Mapping[str, torch.Tensor],
         tokens: int,
         never: tuple[int, ...] = (),
     ) -> list[int]:
@@ -108,7 +136,8 @@ class Oracle:
         with torch.no_grad():
             output = self.model(
                 input_ids=torch.from_numpy(ids)[None],
-                **_tensors(vision_inputs),
+                **inputs,
+                **self._token_types(ids, inputs),
                 use_cache=True,
                 logits_to_keep=1,
             )
@@ -117,6 +146,27 @@ class Oracle:
                 if len(chosen) == tokens:
                     return chosen
                 output = self.model(input_ids=torch.tensor([[chosen[-1]]]), cache=output.cache, use_cache=True)
+
+    def _token_types(self, ids: NDArray[np.int64], inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """For models with M-RoPE: 1 where an image token stands, 2 where one of a clip."""
+        if not inputs or not hasattr(getattr(self.model, "model", None), "get_rope_index"):
+            return {}
+        config = self.model.config
+        kinds = (ids == config.image_token_id) * 1 + (ids == config.video_token_id) * 2
+        return {"mm_token_type_ids": torch.from_numpy(kinds.astype(np.int32))[None]}
+
+    def _positions(
+        self, ids: NDArray[np.int64], inputs: Mapping[str, torch.Tensor], generated: int
+    ) -> dict[str, torch.Tensor]:
+        """For models with M-RoPE: the prompt's position ids, and those that `generate` gives what follows."""
+        prompt = ids[: len(ids) - generated]
+        types = self._token_types(prompt, inputs)
+        if not types:
+            return {}
+        grids = {name: tensor for name, tensor in inputs.items() if "pixel_values" not in name}
+        places, delta = self.model.model.get_rope_index(torch.from_numpy(prompt)[None], **types, **grids)
+        after = torch.arange(len(prompt), len(ids)).expand(3, 1, -1) + delta[None]
+        return {"position_ids": torch.cat((places, after), dim=-1)}
 
     @contextmanager
     def _watching(self, seen: dict[str, torch.Tensor], pruned: NDArray[np.bool_] | None) -> Iterator[None]:
@@ -165,5 +215,10 @@ def _hide(mask: torch.Tensor, pruned: NDArray[np.bool_]) -> torch.Tensor:
     return mask.masked_fill(columns, torch.finfo(mask.dtype).min)
 
 
-def _tensors(vision_inputs: Mapping[str, NDArray[Any]]) -> dict[str, torch.Tensor]:
-    return {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in vision_inputs.items()}
+def _stack(pieces: Sequence[NDArray[Any]]) -> NDArray[Any]:
+    """Arrays joined along axis 0, filled up with zeros to one size along the others."""
+    size = np.max([piece.shape[1:] for piece in pieces], axis=0).astype(int)
+    filled = [
+        np.pad(p, [(0, 0), *((0, most - now) for most, now in zip(size, p.shape[1:], strict=True))]) for p in pieces
+    ]
+    return np.concatenate(filled)
