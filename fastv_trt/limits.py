@@ -202,9 +202,10 @@ class Profile:
         return found
 
 
-def profiles(
-    graph: str, limits: BuildLimits, picture: Mapping[str, int] = MappingProxyType({"I": 1})
-) -> tuple[Profile, ...]:
+_ONE_TILE: Mapping[str, int] = MappingProxyType({"I": 1})
+
+
+def profiles(graph: str, limits: BuildLimits, picture: Mapping[str, int] = _ONE_TILE) -> tuple[Profile, ...]:
     """The profiles of a graph: prefill and decode for the two big ones, one for the others.
 
     `picture` is the largest size of each axis of the vision graph for one picture (`VisionRecord.axes`).

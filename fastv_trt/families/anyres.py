@@ -52,10 +52,10 @@ def unpad(grid: NDArray[np.int64], height: int, width: int) -> NDArray[np.int64]
     return grid[:, padding : columns - padding]
 
 
-def with_newlines(grid: NDArray[np.int64]) -> NDArray[np.int64]:
-    """A newline after each row: [rows * (columns + 1), ...] of `grid` [rows, columns, ...]."""
-    end = np.full_like(grid[:, :1], NEWLINE)
-    return np.concatenate((grid, end), axis=1).reshape(-1, *grid.shape[2:])
+def with_ends(grid: NDArray[Any], end: NDArray[Any]) -> NDArray[Any]:
+    """Rows of `grid` [rows, columns, ...] one after the other, each followed by `end` [1, ...]."""
+    last = np.broadcast_to(end, (grid.shape[0], 1, *grid.shape[2:]))
+    return np.concatenate((grid, last), axis=1).reshape(-1, *grid.shape[2:])
 
 
 def resized(grid: NDArray[np.int64], rows: int, columns: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:

@@ -40,7 +40,8 @@ def places(side: int) -> NDArray[np.int64]:
     boundaries = np.arange(1 / side, 1.0, 1 / side).astype(np.float32)
     fractions = np.arange(side, dtype=np.float32) * (np.float32(1.0) / np.float32(side))
     bucket = np.searchsorted(boundaries, np.minimum(fractions, np.float32(1.0 - 1e-6)), side="right")
-    return (bucket[:, None] * side + bucket[None, :]).reshape(-1).astype(np.int64)
+    grid: NDArray[np.int64] = (bucket[:, None] * side + bucket[None, :]).astype(np.int64)
+    return grid.reshape(-1)
 
 
 def features(model: Any, pixel_values: Any) -> Any:

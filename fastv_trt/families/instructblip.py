@@ -11,8 +11,7 @@ from fastv_trt.families.base import Arrays, Family, Input, Media, Settings
 def settings(config: Any, preprocessing: Any) -> dict[str, Any]:
     if not config.use_decoder_only_language_model:
         raise UnsupportedModelError(
-            f"expected a decoder-only language model (Vicuna) in InstructBLIP, found {config.text_config.model_type!r}, "
-            "whose decoder sees the picture through an encoder"
+            f"expected a decoder-only language model in InstructBLIP (Vicuna), found {config.text_config.model_type!r}"
         )
     return {"tokens": int(config.num_query_tokens), "axes": {"I": 1}}
 

@@ -66,7 +66,7 @@ def clip(settings: Settings, outputs: Arrays) -> Media:
 FAMILY = Family(
     name="internvl",
     architectures=("InternVLForConditionalGeneration",),
-    special="tiles and a thumbnail between <img> and </img>; a clip is one such run per frame, named Frame1, Frame2, ...",
+    special="tiles and a thumbnail between <img> and </img>; a clip is one such run per frame",
     vision_weights=("model.vision_tower.", "vision_tower."),
     settings=settings,
     inputs=inputs,

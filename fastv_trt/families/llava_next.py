@@ -37,7 +37,7 @@ def image(settings: Settings, outputs: Arrays) -> Media:
     tile, side = settings["tile"], settings["side"]
     best = anyres.best_resolution(height, width, settings["choices"])
     grid = anyres.unpad(anyres.grid_index((best[0] // tile, best[1] // tile), side), height, width)
-    index = np.concatenate((np.arange(side * side), anyres.with_newlines(grid)))
+    index = np.concatenate((np.arange(side * side), anyres.with_ends(grid, np.array([anyres.NEWLINE]))))
     pixels = outputs["pixel_values"][0]
     return Media(
         settings["image"] * len(index),

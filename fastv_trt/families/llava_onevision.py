@@ -52,20 +52,17 @@ def _plain(rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.float
 def image(settings: Settings, outputs: Arrays) -> Media:
     tile, side, pixels = settings["tile"], settings["side"], outputs["pixel_values"][0]
     index, weights = _plain(np.arange(side * side))
-    end = _plain(np.array([[anyres.NEWLINE]]))
+    newline, whole = _plain(np.array([anyres.NEWLINE]))
     if len(pixels) == 1:  # one of several pictures
-        lines = (end[0][0], end[1][0])
+        lines, shares = newline, whole
     else:
         height, width = (int(size) for size in outputs["image_sizes"][0])
         best = anyres.best_resolution(height, width, settings["choices"])
         grid = anyres.unpad(anyres.grid_index((best[0] // tile, best[1] // tile), side), height, width)
-        size = anyres.shrink(*grid.shape, side, settings["most"])
-        cells = _plain(grid) if size == grid.shape else anyres.resized(grid, *size)
-        lines = tuple(
-            np.concatenate((cell, np.broadcast_to(last, (size[0], 1, 4))), axis=1).reshape(-1, 4)
-            for cell, last in zip(cells, end, strict=True)
-        )
-    index, weights = np.concatenate((index, lines[0])), np.concatenate((weights, lines[1]))
+        size = anyres.shrink(grid.shape[0], grid.shape[1], side, settings["most"])
+        cells, weighed = _plain(grid) if size == grid.shape else anyres.resized(grid, *size)
+        lines, shares = anyres.with_ends(cells, newline), anyres.with_ends(weighed, whole)
+    index, weights = np.concatenate((index, lines)), np.concatenate((weights, shares))
     return _media(settings["image"], (len(index),), pixels, index, weights, side)
 
 

@@ -41,8 +41,11 @@ def image(settings: Settings, outputs: Arrays) -> Media:
     pixels, tokens = outputs["pixel_values"], settings["tokens"]
     numbers = Numbers(np.arange(tokens), tokens)
     none = np.zeros((0, *pixels.shape[1:]), dtype=pixels.dtype)
-    arrays = {"pixel_values": pixels, "pixel_values_videos": none, "feature_index": numbers}
-    return Media(settings["image"] * tokens, (tokens,), arrays)
+    return Media(
+        settings["image"] * tokens,
+        (tokens,),
+        {"pixel_values": pixels, "pixel_values_videos": none, "feature_index": numbers},
+    )
 
 
 def clip(settings: Settings, outputs: Arrays) -> Media:
@@ -50,8 +53,11 @@ def clip(settings: Settings, outputs: Arrays) -> Media:
     tokens = each * len(pixels)
     numbers = Numbers(-1 - np.arange(tokens), 0, tokens)  # rows of the clips' features: -1, -2, ...
     none = np.zeros((0, *pixels.shape[1:]), dtype=pixels.dtype)
-    arrays = {"pixel_values": none, "pixel_values_videos": pixels, "feature_index": numbers}
-    return Media(settings["video"] * tokens, (each,) * len(pixels), arrays)
+    return Media(
+        settings["video"] * tokens,
+        (each,) * len(pixels),
+        {"pixel_values": none, "pixel_values_videos": pixels, "feature_index": numbers},
+    )
 
 
 FAMILY = Family(
