@@ -16,6 +16,7 @@ from fastv_trt.cli.demo import demo
 from fastv_trt.cli.doctor import doctor
 from fastv_trt.cli.export import export
 from fastv_trt.cli.inspect import inspect
+from fastv_trt.cli.plan import plan
 from fastv_trt.cli.run import run
 from fastv_trt.cli.verify import verify
 from fastv_trt.errors import FastVError
@@ -42,7 +43,7 @@ def _options(
     """Options that stand before the command."""
 
 
-for command in (export, run, verify, inspect, check, build, doctor, demo):
+for command in (plan, export, run, verify, inspect, check, build, doctor, demo):
     app.command()(command)
 
 

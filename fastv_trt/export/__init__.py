@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
@@ -71,13 +73,10 @@ def export(
     vision = _vision_record(family, config, processor)
     notes = source.notes(found, dtype)
     steps = ["load", "vision", "prefix", "suffix", *(f"rank-{name}" for name in names), "hash"]
-    on_step("load", 0, len(steps))
-    model: Any = source.load(found, source.DTYPES[dtype])
-    decoder = Decoder.of(model)
     image_tokens = _image_tokens(family, config)
     mrope = family.positions == "mrope"
 
-    def traceable(step: str) -> Traceable:
+    def traceable(model: Any, decoder: Decoder, step: str) -> Traceable:
         if step == "vision":
             return graphs.vision(family, config, model)
         if step == "prefix":
@@ -86,12 +85,15 @@ def export(
             return graphs.suffix(decoder, k, mrope, vision.deepstack)
         return graphs.rank(decoder, step.removeprefix("rank-"))
 
-    with bundle.writing(output) as folder:
+    with bundle.writing(output) as folder, _scratch(folder) as scratch:
+        on_step("load", 0, len(steps))
+        model: Any = source.load(found, source.DTYPES[dtype], scratch)
+        decoder = Decoder.of(model)
         (folder / "onnx").mkdir()
         records: dict[str, bundle.GraphRecord] = {}
         for index, step in enumerate(steps[1:-1], start=1):
             on_step(step, index, len(steps))
-            graph = traceable(step)
+            graph = traceable(model, decoder, step)
             writer.write(graph, folder / "onnx" / f"{step}.onnx")
             records[step] = bundle.GraphRecord(
                 path=f"onnx/{step}.onnx",
@@ -115,6 +117,15 @@ def export(
         )
         complete = bundle.finish(folder, manifest)
     return Exported(bundle.Bundle(Path(output), complete), notes)
+
+
+@contextmanager
+def _scratch(folder: Path) -> Iterator[Path]:
+    """A folder beside `folder`, for weights that have to be cast: in memory (as /tmp may be) they would be a copy."""
+    with tempfile.TemporaryDirectory(
+        prefix=folder.name.removesuffix("partial"), suffix=".cast", dir=folder.parent, ignore_cleanup_errors=True
+    ) as scratch:
+        yield Path(scratch)
 
 
 def _rankings(rankings: Sequence[str] | None, k: int) -> tuple[str, ...]:

@@ -15,6 +15,7 @@ from fastv_trt.errors import InputError, UnsupportedModelError
 from fastv_trt.export import weights
 from fastv_trt.export.decoder import check as check_decoder
 from fastv_trt.export.folder import checkpoint_folder, refuse_without_processor
+from fastv_trt.export.recast import recast
 from fastv_trt.families import Family, family_of
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
@@ -87,46 +88,59 @@ def _refuse_quantized(folder: Path, config: Any) -> None:
     )
 
 
-def load(checkpoint: Checkpoint, dtype: torch.dtype, attention: str = "sdpa") -> PreTrainedModel:
-    """Load a checkpoint for inference, cast tensor by tensor.
+def load(checkpoint: Checkpoint, dtype: torch.dtype, scratch: Path, attention: str = "sdpa") -> PreTrainedModel:
+    """Load a checkpoint for inference. Its weights stay on the disk, mapped, and are read as they are used.
+
+    Args:
+        checkpoint: what `inspect_checkpoint` returned.
+        dtype: of the parameters.
+        scratch: an empty folder that outlives the model; weights of another dtype are cast into it.
+        attention: name of the attention implementation.
 
     Raises:
         InputError: weights that the model needs are missing from the checkpoint, do not fit its config, or are
             beyond the range of `dtype`.
+        FastVError: no room for the cast weights.
     """
-    folder = checkpoint.folder
+    folder, pickled = checkpoint.folder, checkpoint.weights.pickled
     transformers_logging.disable_progress_bar()  # a step of export has its own
+    if not _is_mapped(checkpoint, dtype):
+        recast(checkpoint.weights, dtype, folder, scratch)
+        folder, pickled = scratch, False
     try:
         loaded: Any = AutoModelForImageTextToText.from_pretrained(
             folder,
             dtype=dtype,
             attn_implementation=attention,
             local_files_only=True,
-            use_safetensors=not checkpoint.weights.pickled,
+            use_safetensors=not pickled,
             weights_only=True,
             output_loading_info=True,
         )
     except (RuntimeError, ValueError) as error:  # a weight whose shape is not what config.json says
         reason = " ".join(str(error).split())[:200]
-        raise InputError(f"expected weights that fit config.json in {folder}, found: {reason}") from error
+        raise InputError(f"expected weights that fit config.json in {checkpoint.folder}, found: {reason}") from error
     model, report = loaded
     missing = sorted(report["missing_keys"])
     if missing:
         raise InputError(
-            f"expected weights for every parameter in {folder}, found {len(missing)} missing: {missing[0]}"
+            f"expected weights for every parameter in {checkpoint.folder}, found {len(missing)} missing: {missing[0]}"
         )
-    if dtype == torch.float16 and set(checkpoint.weights.stored) - {"fp16"}:
-        _refuse_overflow(model)
     result: PreTrainedModel = model.eval().requires_grad_(False)
     return result
 
 
-def _refuse_overflow(model: Any) -> None:
-    for name, parameter in model.named_parameters():
-        if not torch.isfinite(parameter).all():
-            raise InputError(
-                f"expected weights within the range of fp16, found {name} beyond it; export in bf16 or fp32"
-            )
+def _is_mapped(checkpoint: Checkpoint, dtype: torch.dtype) -> bool:
+    """Whether transformers takes the weights as they lie in the files.
+
+    Some models keep parts in fp32 whatever is asked for. Their weights must not be rounded on the way, so
+    transformers casts them, in memory.
+    """
+    if all(DTYPES.get(stored) == dtype for stored in checkpoint.weights.stored):
+        return True
+    with torch.device("meta"):
+        model: Any = AutoModelForImageTextToText.from_config(checkpoint.config)
+    return bool(model._get_dtype_plan(dtype))
 
 
 def notes(checkpoint: Checkpoint, dtype: str) -> tuple[str, ...]:
