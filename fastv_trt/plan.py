@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from fastv_trt import cost
 from fastv_trt.bundle import ModelRecord
-from fastv_trt.engines.limits import BuildLimits
 from fastv_trt.gpus import GPUS, GpuSheet
+from fastv_trt.limits import BuildLimits
 from fastv_trt.pruning import Pruning
 
 RATIOS = (0.0, 0.5, 0.75, 0.9)

@@ -105,7 +105,7 @@ ALLOWED = {
     "export": {"bundle", "pruning", "cost", "errors", "families"},
     "gpus": set(),
     "nvidia": {"errors"},
-    "plan": {"bundle", "cost", "engines", "gpus", "pruning"},
+    "plan": {"bundle", "cost", "gpus", "limits", "pruning"},
     "targets": {"bundle", "errors", "nvidia"},
     "limits": {"bundle", "errors", "targets"},
     "engines": {"bundle", "pruning", "cost", "errors", "limits", "nvidia", "targets"},

@@ -11,11 +11,11 @@ import torch
 
 from fastv_trt import plan
 from fastv_trt.bundle import Bundle
-from fastv_trt.engines.limits import BuildLimits
 from fastv_trt.errors import InputError
 from fastv_trt.export.sizes import measure
 from fastv_trt.gpus import GPUS, RTX_COMPUTE
-from tests.test_cli import Run, cli  # noqa: F401  (a fixture)
+from fastv_trt.limits import BuildLimits
+from tests.conftest import Run
 
 CONFIGS = Path(__file__).parent / "configs"
 
@@ -88,7 +88,7 @@ def test_caches_of_the_paper_s_example() -> None:
     assert [cache.kept for cache in found.values()] == [576, 288, 144, 58]
 
 
-def test_the_plan_of_a_7b_model(cli: Run) -> None:  # noqa: F811
+def test_the_plan_of_a_7b_model(cli: Run) -> None:
     content = planned(cli, CONFIGS / "llava-1.5-7b.json", "--max-prompt", 1024, "--max-batch", 4)
     assert content["refusal"] is None
     assert sum(content["graphs"].values()) == 2 * 7_063_427_072
@@ -105,7 +105,7 @@ def test_the_plan_of_a_7b_model(cli: Run) -> None:  # noqa: F811
     assert fits["H100 SXM"]["backend"] == "tensorrt"
 
 
-def test_a_larger_model_or_more_rows_fit_fewer_gpus(cli: Run) -> None:  # noqa: F811
+def test_a_larger_model_or_more_rows_fit_fewer_gpus(cli: Run) -> None:
     def fitting(*arguments: object) -> set[str]:
         return {gpu["name"] for gpu in planned(cli, *arguments)["gpus"] if gpu["fits"]}
 
@@ -131,7 +131,7 @@ def test_rows_that_fit_do_and_one_more_does_not() -> None:
     assert fits(rows)["L40S"].fits and not fits(rows + 1)["L40S"].fits
 
 
-def test_a_model_that_export_refuses_says_so(cli: Run, tmp_path: Path) -> None:  # noqa: F811
+def test_a_model_that_export_refuses_says_so(cli: Run, tmp_path: Path) -> None:
     config = json.loads((CONFIGS / "llava-1.5-7b.json").read_text())
     config["text_config"]["rope_parameters"] = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
     (tmp_path / "config.json").write_text(json.dumps(config))
@@ -140,7 +140,7 @@ def test_a_model_that_export_refuses_says_so(cli: Run, tmp_path: Path) -> None: 
     assert code == 0 and "export would refuse it: expected RoPE" in out
 
 
-def test_the_text_says_what_the_json_says(cli: Run) -> None:  # noqa: F811
+def test_the_text_says_what_the_json_says(cli: Run) -> None:
     code, out, _ = cli("plan", CONFIGS / "llava-1.5-7b.json", "--max-prompt", 1024)
     assert code == 0
     for piece in ("7,063,427,072 parameters", "306.0 MiB", "171.0 MiB", "x 0.56", "H200", "prefix prefill: "):
@@ -157,7 +157,7 @@ def test_the_text_says_what_the_json_says(cli: Run) -> None:  # noqa: F811
         (["--kept", "1:2"], "min:opt:max"),
     ],
 )
-def test_bad_input(cli: Run, arguments: list[object], message: str) -> None:  # noqa: F811
+def test_bad_input(cli: Run, arguments: list[object], message: str) -> None:
     code, out, err = cli("plan", CONFIGS / "llava-1.5-7b.json", *arguments)
     assert (code, out, err.count("\n")) == (2, "", 1) and message in err
 

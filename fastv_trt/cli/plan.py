@@ -59,9 +59,8 @@ def describe(
     """The plan as a JSON document; sizes in bytes."""
     from fastv_trt import plan as formulas
     from fastv_trt.cost import ITEM_BYTES
-    from fastv_trt.engines import BuildLimits, Range
-    from fastv_trt.engines.limits import profiles
     from fastv_trt.export import sizes
+    from fastv_trt.limits import BuildLimits, Range, profiles
 
     if dtype not in ITEM_BYTES:
         raise InputError(f"expected dtype {', '.join(ITEM_BYTES)}, found {dtype!r}")
