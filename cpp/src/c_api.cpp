@@ -1,0 +1,1 @@
+int fastv_c_api_placeholder;
