@@ -4,6 +4,7 @@
 #   make test    the tests
 #   make lint    ruff and mypy --strict
 #   make bench   prefill time against the share of dropped tokens
+#   make cpp-test   the C++ library: built, run under sanitizers, and compared with Python (needs Debian's packages too)
 #   make clean   remove all that these made
 #
 # PYTHON chooses the interpreter, VENV the folder of the environment, ARGS is passed on (make test ARGS="-m slow").
@@ -17,7 +18,7 @@ READY := $(VENV)/.ready
 # Bytecode is left to the first import: compiling all of torch and transformers takes longer than copying them.
 PIP := $(BIN)/python -m pip install -qq --no-compile --disable-pip-version-check -c constraints.txt
 
-.PHONY: setup demo test lint bench clean
+.PHONY: setup demo test lint bench cpp-test clean
 .DEFAULT_GOAL := demo
 .DELETE_ON_ERROR:
 
@@ -49,6 +50,10 @@ lint: $(READY)
 
 bench: $(READY)
 	$(BIN)/python benchmarks/prefill.py $(ARGS)
+
+cpp-test: $(READY)
+	cpp/setup.sh build/cpp/deps $(BIN)/python
+	cpp/test.sh build/cpp $(BIN)/python
 
 clean:
 	rm -rf $(VENV) .ci/venv demo-output build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
