@@ -14,6 +14,7 @@ using record::Field;
 using record::Object;
 
 const std::string kDescription = "engine.json";
+const std::string kSelfTest = "self-test.json";
 
 [[noreturn]] void refuse(const std::string& text) { throw Error(Error::Kind::bundle, text); }
 
@@ -172,6 +173,22 @@ fs::path Target::plan_path(const std::string& graph) const {
   for (const auto& [found, engine] : manifest_.engines) names.push_back(found);
   refuse("expected a plan of " + text::quoted(graph) + " in " + text::path(path_) + ", found " + text::joined(names) +
          "; build it again");
+}
+
+std::optional<bool> Target::self_test() const {
+  const fs::path path = path_ / kSelfTest;
+  if (!fs::is_regular_file(path)) return std::nullopt;
+  const record::Json content = record::read(path);
+  const std::string expected = "a valid record in " + text::path(path);
+  Object object(Field{content, "", expected}, "SelfTestRecord");
+  object("tool").string();
+  object("device").string();
+  object("outputs").integer();
+  object("min_cosine").real();
+  object("max_norm_ratio_error").real();
+  const bool passed = object("passed").boolean();
+  object.end();
+  return passed;
 }
 
 std::vector<std::string> Target::stale(const Bundle& bundle) const {

@@ -230,6 +230,8 @@ class TrtDevice final : public Device {
 std::vector<std::string> obstacles(const Target& target, const Bundle& bundle, int gpu) {
   const TargetManifest& manifest = target.manifest();
   std::vector<std::string> found = target.stale(bundle);
+  if (!target.self_test().value_or(true))
+    found.emplace_back("its self-test failed: wrong numbers on a GPU; build it again, or run verify --engine again");
   if (manifest.backend != kBackend) {
     found.push_back("compiled for " + manifest.backend + ", and this library was built with " + kBackend);
   } else if (manifest.library_version != library_version()) {

@@ -80,6 +80,10 @@ class Target {
   const TargetManifest& manifest() const { return manifest_; }
   std::filesystem::path plan_path(const std::string& graph) const;
 
+  // Whether the last comparison with ONNX Runtime (`fastv-trt verify --engine`) passed; no value if there was none.
+  // Throws Error (bundle) if its record is damaged.
+  std::optional<bool> self_test() const;
+
   // Why these plans are not this bundle's: graphs that changed, or were never compiled. Empty if they are.
   std::vector<std::string> stale(const Bundle& bundle) const;
 
