@@ -14,10 +14,10 @@ constexpr const char* kUsage =
     "[--new-tokens N] [--device NAME] [--threads N]";
 
 int answer(int count, char** arguments) {
-  const Options options(count, arguments,
-                        {"--image", "--prompt", "--inputs", "--ratio", "--keep", "--ranking", "--new-tokens",
-                         "--device", "--threads"},
-                        kUsage);
+  const Options options(
+      count, arguments,
+      {"--image", "--prompt", "--inputs", "--ratio", "--keep", "--ranking", "--new-tokens", "--device", "--threads"},
+      kUsage);
   if (options.has("--inputs") == (options.has("--image") && options.has("--prompt")))
     throw fastv::Error(fastv::Error::Kind::input,
                        std::string("expected --image and --prompt, or --inputs; usage: ") + kUsage);
@@ -63,13 +63,14 @@ int answer(int count, char** arguments) {
   const fastv::Prefill& prefill = generation.prefills()[0];
   const fastv::Timings& t = prefill.timings;
   for (const std::string& note : prefill.notes) std::fprintf(stderr, "note: %s\n", note.c_str());
-  std::fprintf(stderr,
-               "kept %lld of %lld image tokens; TTFT %.1f ms (vision %.1f, prefix %.1f, rank+select %.1f, suffix %.1f); "
-               "%lld decode steps %.1f ms; KV %.1f KiB\n",
-               static_cast<long long>(prefill.kept_tokens), static_cast<long long>(prefill.image_tokens),
-               1e3 * t.total(), 1e3 * t.vision, 1e3 * t.prefix, 1e3 * t.rank_select, 1e3 * t.suffix,
-               static_cast<long long>(generation.decode_steps()), 1e3 * generation.decode_seconds(),
-               static_cast<double>(generation.kv_bytes()) / 1024.0);
+  std::fprintf(
+      stderr,
+      "kept %lld of %lld image tokens; TTFT %.1f ms (vision %.1f, prefix %.1f, rank+select %.1f, suffix %.1f); "
+      "%lld decode steps %.1f ms; KV %.1f KiB\n",
+      static_cast<long long>(prefill.kept_tokens), static_cast<long long>(prefill.image_tokens), 1e3 * t.total(),
+      1e3 * t.vision, 1e3 * t.prefix, 1e3 * t.rank_select, 1e3 * t.suffix,
+      static_cast<long long>(generation.decode_steps()), 1e3 * generation.decode_seconds(),
+      static_cast<double>(generation.kv_bytes()) / 1024.0);
   return 0;
 }
 

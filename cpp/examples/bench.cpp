@@ -11,7 +11,8 @@
 namespace {
 
 constexpr const char* kUsage =
-    "fastv-bench BUNDLE --inputs FILE [--ratios 0,0.5,0.75] [--rounds N] [--new-tokens N] [--device NAME] [--threads N]";
+    "fastv-bench BUNDLE --inputs FILE [--ratios 0,0.5,0.75] [--rounds N] [--new-tokens N] [--device NAME] [--threads "
+    "N]";
 
 double median(std::vector<double> values) {
   const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
@@ -30,8 +31,8 @@ std::vector<double> numbers(const std::string& text) {
 }
 
 int bench(int count, char** arguments) {
-  const Options options(
-      count, arguments, {"--inputs", "--ratios", "--rounds", "--new-tokens", "--device", "--threads"}, kUsage);
+  const Options options(count, arguments, {"--inputs", "--ratios", "--rounds", "--new-tokens", "--device", "--threads"},
+                        kUsage);
   if (!options.has("--inputs"))
     throw fastv::Error(fastv::Error::Kind::input, std::string("expected --inputs; usage: ") + kUsage);
   const fastv::Bundle bundle = fastv::Bundle::open(options.bundle);
@@ -58,14 +59,16 @@ int bench(int count, char** arguments) {
       rank.push_back(t.rank_select);
       suffix.push_back(t.suffix);
       total.push_back(t.total());
-      decode.push_back(generation.decode_seconds() / static_cast<double>(std::max<std::int64_t>(1, generation.decode_steps())));
+      decode.push_back(generation.decode_seconds() /
+                       static_cast<double>(std::max<std::int64_t>(1, generation.decode_steps())));
       bytes = generation.kv_bytes();
       kept = generation.prefills()[0].kept_tokens;
     }
-    std::printf("{\"ratio\": %g, \"kept_tokens\": %lld, \"ttft_ms\": %.3f, \"vision_ms\": %.3f, \"prefix_ms\": %.3f, "
-                "\"rank_select_ms\": %.3f, \"suffix_ms\": %.3f, \"decode_step_ms\": %.3f, \"kv_bytes\": %lld}\n",
-                ratio, static_cast<long long>(kept), 1e3 * median(total), 1e3 * median(vision), 1e3 * median(prefix),
-                1e3 * median(rank), 1e3 * median(suffix), 1e3 * median(decode), static_cast<long long>(bytes));
+    std::printf(
+        "{\"ratio\": %g, \"kept_tokens\": %lld, \"ttft_ms\": %.3f, \"vision_ms\": %.3f, \"prefix_ms\": %.3f, "
+        "\"rank_select_ms\": %.3f, \"suffix_ms\": %.3f, \"decode_step_ms\": %.3f, \"kv_bytes\": %lld}\n",
+        ratio, static_cast<long long>(kept), 1e3 * median(total), 1e3 * median(vision), 1e3 * median(prefix),
+        1e3 * median(rank), 1e3 * median(suffix), 1e3 * median(decode), static_cast<long long>(bytes));
     std::fflush(stdout);
   }
   return 0;

@@ -12,9 +12,8 @@ namespace {
 using nlohmann::json;
 
 [[noreturn]] void refuse(const std::filesystem::path& path, const std::string& found) {
-  throw fastv::Error(fastv::Error::Kind::input,
-                     "expected inputs as `fastv-trt run --dump-inputs` writes them in " + path.string() + ", found " +
-                         found);
+  throw fastv::Error(fastv::Error::Kind::input, "expected inputs as `fastv-trt run --dump-inputs` writes them in " +
+                                                    path.string() + ", found " + found);
 }
 
 fastv::Dtype dtype_of(const std::filesystem::path& path, const std::string& name) {

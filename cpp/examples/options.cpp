@@ -10,7 +10,9 @@
 
 namespace {
 
-[[noreturn]] void refuse(const std::string& text) { throw fastv::Error(fastv::Error::Kind::input, text); }
+[[noreturn]] void refuse(const std::string& text) {
+  throw fastv::Error(fastv::Error::Kind::input, text);
+}
 
 template <class Convert>
 auto number(const std::string& name, const std::string& text, Convert convert) {
@@ -45,8 +47,9 @@ double Options::real(const std::string& name, double otherwise) const {
 }
 
 std::int64_t Options::integer(const std::string& name, std::int64_t otherwise) const {
-  return has(name) ? number(name, text(name), [](const auto& t, auto* used) { return std::int64_t{std::stoll(t, used)}; })
-                   : otherwise;
+  return has(name)
+             ? number(name, text(name), [](const auto& t, auto* used) { return std::int64_t{std::stoll(t, used)}; })
+             : otherwise;
 }
 
 std::shared_ptr<fastv::Device> device_named(const fastv::Bundle& bundle, const Options& options) {

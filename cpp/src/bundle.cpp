@@ -17,7 +17,9 @@ using record::Object;
 const std::string kManifest = "bundle.json";
 const std::string kUnlisted = "engines";  // described by its own engine.json
 
-[[noreturn]] void refuse(const std::string& text) { throw Error(Error::Kind::bundle, text); }
+[[noreturn]] void refuse(const std::string& text) {
+  throw Error(Error::Kind::bundle, text);
+}
 
 TensorRecord read_tensor(Field field) {
   Object object(std::move(field), "TensorRecord");
@@ -116,7 +118,8 @@ Manifest read_manifest(const fs::path& root) {
 // Paths in the order of their parts, which is the order in which Python sorts them.
 std::vector<fs::path> everything_under(const fs::path& root) {
   std::vector<fs::path> found;
-  for (const auto& entry : fs::recursive_directory_iterator(root)) found.push_back(entry.path().lexically_relative(root));
+  for (const auto& entry : fs::recursive_directory_iterator(root))
+    found.push_back(entry.path().lexically_relative(root));
   std::sort(found.begin(), found.end(), [](const fs::path& a, const fs::path& b) {
     return std::lexicographical_compare(a.begin(), a.end(), b.begin(), b.end(),
                                         [](const fs::path& x, const fs::path& y) { return x.native() < y.native(); });
@@ -178,7 +181,8 @@ void Bundle::check_files(bool check_hashes) const {
   }
   for (const fs::path& relative : everything_under(root)) {
     const std::string posix = relative.generic_string();
-    if (*relative.begin() == kUnlisted || posix == kManifest || listed.count(posix) || fs::is_directory(root / relative))
+    if (*relative.begin() == kUnlisted || posix == kManifest || listed.count(posix) ||
+        fs::is_directory(root / relative))
       continue;
     refuse("expected only exported files in bundle " + name + ", found " + posix + "; remove it");
   }

@@ -48,7 +48,8 @@ int guarded(fastv_error* error, Work work) {
   } catch (const fastv::Error& failed) {
     return report(error, failed.exit_code(), failed.what());
   } catch (const std::bad_alloc&) {
-    return report(error, FASTV_FAILURE, "expected enough memory, found none left; use a smaller batch or a shorter prompt");
+    return report(error, FASTV_FAILURE,
+                  "expected enough memory, found none left; use a smaller batch or a shorter prompt");
   } catch (const std::exception& failed) {
     return report(error, FASTV_FAILURE, failed.what());
   }
@@ -119,10 +120,12 @@ int fastv_load(const char* bundle, const char* device, int threads, fastv_runtim
   });
 }
 
-void fastv_unload(fastv_runtime* runtime) { delete runtime; }
+void fastv_unload(fastv_runtime* runtime) {
+  delete runtime;
+}
 
-int fastv_request_new(const int64_t* ids, size_t count, const int64_t* image_sizes, size_t images,
-                      fastv_request** out, fastv_error* error) {
+int fastv_request_new(const int64_t* ids, size_t count, const int64_t* image_sizes, size_t images, fastv_request** out,
+                      fastv_error* error) {
   return guarded(error, [&] {
     needed(out, "a place for the request") = nullptr;
     fastv::Request request;
@@ -150,12 +153,14 @@ int fastv_request_scores(fastv_request* request, const float* scores, size_t cou
   return guarded(error, [&] { needed(request, "a request").request.scores = copied(scores, count, "scores"); });
 }
 
-void fastv_request_free(fastv_request* request) { delete request; }
+void fastv_request_free(fastv_request* request) {
+  delete request;
+}
 
-int fastv_generate(fastv_runtime* runtime, fastv_request* const* requests, size_t count,
-                   const fastv_pruning* prunings, size_t pruning_count, int64_t new_tokens, const int64_t* stop,
-                   size_t stop_count, fastv_generation* earlier, fastv_on_token on_token, void* user,
-                   fastv_generation** out, fastv_error* error) {
+int fastv_generate(fastv_runtime* runtime, fastv_request* const* requests, size_t count, const fastv_pruning* prunings,
+                   size_t pruning_count, int64_t new_tokens, const int64_t* stop, size_t stop_count,
+                   fastv_generation* earlier, fastv_on_token on_token, void* user, fastv_generation** out,
+                   fastv_error* error) {
   return guarded(error, [&] {
     needed(out, "a place for the generation") = nullptr;
     std::vector<fastv::Request> batch;
@@ -198,8 +203,14 @@ fastv_prefill fastv_prefill_of(const fastv_generation* generation, size_t row) {
   const fastv::Prefill* prefill = prefill_of(generation, row);
   if (!prefill) return {};
   const fastv::Timings& t = prefill->timings;
-  return {prefill->prompt_tokens, prefill->image_tokens, prefill->kept_tokens, t.preprocess, t.vision, t.prefix,
-          t.rank_select,          t.suffix};
+  return {prefill->prompt_tokens,
+          prefill->image_tokens,
+          prefill->kept_tokens,
+          t.preprocess,
+          t.vision,
+          t.prefix,
+          t.rank_select,
+          t.suffix};
 }
 
 double fastv_decode_seconds(const fastv_generation* generation) {
@@ -210,9 +221,13 @@ int64_t fastv_decode_steps(const fastv_generation* generation) {
   return generation ? generation->generation.decode_steps() : 0;
 }
 
-int64_t fastv_kv_bytes(const fastv_generation* generation) { return generation ? generation->kv_bytes : 0; }
+int64_t fastv_kv_bytes(const fastv_generation* generation) {
+  return generation ? generation->kv_bytes : 0;
+}
 
-void fastv_generation_free(fastv_generation* generation) { delete generation; }
+void fastv_generation_free(fastv_generation* generation) {
+  delete generation;
+}
 
 int fastv_select(const fastv_pruning* pruning, int64_t length, const int64_t* positions, size_t tokens,
                  const int64_t* image_sizes, size_t images, const float* scores, int64_t* kept, size_t* count,
@@ -220,9 +235,9 @@ int fastv_select(const fastv_pruning* pruning, int64_t length, const int64_t* po
   return guarded(error, [&] {
     std::optional<std::vector<float>> values;
     if (scores) values = copied(scores, tokens, "scores");
-    const auto chosen = fastv::select(pruning_of(needed(pruning, "a pruning")), length,
-                                      copied(positions, tokens, "positions"),
-                                      copied(image_sizes, images, "image sizes"), values);
+    const auto chosen =
+        fastv::select(pruning_of(needed(pruning, "a pruning")), length, copied(positions, tokens, "positions"),
+                      copied(image_sizes, images, "image sizes"), values);
     std::copy(chosen.begin(), chosen.end(), &needed(kept, "a place for the indices"));
     needed(count, "a place for the count") = chosen.size();
   });

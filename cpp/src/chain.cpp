@@ -13,9 +13,13 @@ namespace {
 
 using Indices = std::vector<std::int64_t>;
 
-[[noreturn]] void refuse(const std::string& text) { throw Error(Error::Kind::input, text); }
+[[noreturn]] void refuse(const std::string& text) {
+  throw Error(Error::Kind::input, text);
+}
 
-std::int64_t count_of(const Indices& values) { return static_cast<std::int64_t>(values.size()); }
+std::int64_t count_of(const Indices& values) {
+  return static_cast<std::int64_t>(values.size());
+}
 
 Indices range(std::int64_t from, std::int64_t count) {
   Indices out(static_cast<std::size_t>(count));
@@ -52,7 +56,7 @@ bool fits(const TensorRecord& record, const Shape& shape) {
 
 // A graph that asks for more than this library gives is of a newer exporter: refused here, before anything runs.
 void check_contract(const Bundle& bundle) {
-  const std::set<std::string> given = {"input_ids", "image_features", "position_ids",  "slots", "write_index",
+  const std::set<std::string> given = {"input_ids", "image_features", "position_ids",  "slots",       "write_index",
                                        "key",       "query_states",   "hidden_states", "keep_indices"};
   for (const auto& [name, graph] : bundle.manifest().graphs) {
     const std::string where = "graph " + name + " of " + text::path(bundle.path());
@@ -261,8 +265,7 @@ std::vector<std::string> Chain::check(const Request& request, const Pruning& pru
   if (pruning.asked() && !is_free_ranking(pruning.ranking)) check_ranking(pruning.ranking);
   std::vector<std::string> notes;
   if (pruning.asked() && positions.empty()) {
-    if (pruning.required)
-      refuse("expected image tokens to prune, found a text-only prompt (pruning is required)");
+    if (pruning.required) refuse("expected image tokens to prune, found a text-only prompt (pruning is required)");
     notes.emplace_back("nothing was pruned: the prompt has no image tokens");
   }
   if (!positions.empty() && positions.back() == count_of(ids) - 1)
@@ -312,8 +315,8 @@ Tensor Chain::features(const Request& request, std::int64_t tokens) {
     features = session("vision").run(inputs).at("image_features");
   }
   if (features.shape[0] != tokens)
-    refuse("expected one image feature per placeholder, found " + std::to_string(features.shape[0]) +
-           " features for " + std::to_string(tokens));
+    refuse("expected one image feature per placeholder, found " + std::to_string(features.shape[0]) + " features for " +
+           std::to_string(tokens));
   return features;
 }
 

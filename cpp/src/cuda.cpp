@@ -17,8 +17,7 @@ void check(cudaError_t status, const char* call) {
     throw Error(Error::Kind::failure,
                 "expected enough GPU memory, found none left; use a smaller batch, a shorter prompt, or engines built "
                 "with a smaller --capacity");
-  throw Error(Error::Kind::failure,
-              std::string("expected ") + call + " to succeed, found " + cudaGetErrorName(status));
+  throw Error(Error::Kind::failure, std::string("expected ") + call + " to succeed, found " + cudaGetErrorName(status));
 }
 
 // One stream of one GPU; its own is destroyed with it.
@@ -123,7 +122,9 @@ class Cuda final : public CudaMemory {
 
 }  // namespace
 
-std::shared_ptr<CudaMemory> cuda_memory(CudaOptions options) { return std::make_shared<Cuda>(std::move(options)); }
+std::shared_ptr<CudaMemory> cuda_memory(CudaOptions options) {
+  return std::make_shared<Cuda>(std::move(options));
+}
 
 std::vector<std::string> cuda_devices(std::string& reason) {
   int count = 0;

@@ -24,8 +24,8 @@ class HostMemory final : public Memory {
       if (!block) throw std::bad_alloc();
       return {block, [free = allocator_.free, size](void* p) { free(p, size); }};
     }
-    return {::operator new(size, std::align_val_t{kAlignment}),
-            [](void* block) { ::operator delete(block, std::align_val_t{kAlignment}); }};
+    return {::operator new (size, std::align_val_t{kAlignment}),
+            [](void* block) { ::operator delete (block, std::align_val_t{kAlignment}); }};
   }
 
   void zero(void* target, std::size_t bytes) override { std::memset(target, 0, bytes); }
@@ -53,7 +53,9 @@ class HostMemory final : public Memory {
 
 }  // namespace
 
-std::shared_ptr<Memory> host_memory(Allocator allocator) { return std::make_shared<HostMemory>(std::move(allocator)); }
+std::shared_ptr<Memory> host_memory(Allocator allocator) {
+  return std::make_shared<HostMemory>(std::move(allocator));
+}
 
 Tensor Device::empty(const Shape& shape, Dtype dtype) {
   Tensor tensor;

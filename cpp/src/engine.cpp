@@ -11,7 +11,9 @@ namespace {
 
 constexpr std::uintptr_t kAlignment = 256;
 
-[[noreturn]] void fail(const std::string& text) { throw Error(Error::Kind::failure, text); }
+[[noreturn]] void fail(const std::string& text) {
+  throw Error(Error::Kind::failure, text);
+}
 
 const Tensor& place_of(const std::vector<std::pair<std::string, Tensor>>& places, const std::string& name) {
   for (const auto& [found, tensor] : places)
@@ -86,11 +88,9 @@ Tensors EngineSession::run(const Tensors& tensors) {
 void EngineSession::decode(std::size_t profile, const Places& bound, const Tensors& tensors) {
   std::vector<std::pair<void*, Shape>> places;
   for (const auto& [name, tensor] : bound) places.emplace_back(tensor.data, tensor.shape);
-  for (const IoRecord& io : record_.outputs)
-    places.emplace_back(tensors.at(io.name).data, tensors.at(io.name).shape);
-  const auto known = std::find_if(graphs_.begin(), graphs_.end(), [&](const Captured& one) {
-    return one.profile == profile && one.places == places;
-  });
+  for (const IoRecord& io : record_.outputs) places.emplace_back(tensors.at(io.name).data, tensors.at(io.name).shape);
+  const auto known = std::find_if(graphs_.begin(), graphs_.end(),
+                                  [&](const Captured& one) { return one.profile == profile && one.places == places; });
   if (known != graphs_.end()) {
     graphs_.splice(graphs_.begin(), graphs_, known);
     if (known->graph) return known->graph->launch();

@@ -39,15 +39,24 @@ ONNXTensorElementDataType element_of(Dtype dtype) {
 Dtype dtype_of(ONNXTensorElementDataType element, const std::string& name) {
   for (const auto& [dtype, known] : kElements)
     if (known == element) return dtype;
-  throw Error(Error::Kind::input, "expected " + name + " as float or int, found element type " +
-                                      std::to_string(static_cast<int>(element)));
+  throw Error(Error::Kind::input,
+              "expected " + name + " as float or int, found element type " + std::to_string(static_cast<int>(element)));
 }
 
 // As ONNX Runtime's Python package writes its errors.
 std::string reason_of(const Ort::Exception& error) {
-  static constexpr const char* kNames[] = {"OK",         "FAIL",           "INVALID_ARGUMENT", "NO_SUCHFILE",
-                                           "NO_MODEL",   "ENGINE_ERROR",   "RUNTIME_EXCEPTION", "INVALID_PROTOBUF",
-                                           "MODEL_LOADED", "NOT_IMPLEMENTED", "INVALID_GRAPH",   "EP_FAIL"};
+  static constexpr const char* kNames[] = {"OK",
+                                           "FAIL",
+                                           "INVALID_ARGUMENT",
+                                           "NO_SUCHFILE",
+                                           "NO_MODEL",
+                                           "ENGINE_ERROR",
+                                           "RUNTIME_EXCEPTION",
+                                           "INVALID_PROTOBUF",
+                                           "MODEL_LOADED",
+                                           "NOT_IMPLEMENTED",
+                                           "INVALID_GRAPH",
+                                           "EP_FAIL"};
   const auto code = static_cast<std::size_t>(error.GetOrtErrorCode());
   const std::string name = code < std::size(kNames) ? kNames[code] : "GENERAL ERROR";
   return text::first_line("[ONNXRuntimeError] : " + std::to_string(code) + " : " + name + " : " + error.what());
@@ -91,8 +100,8 @@ class OrtSession final : public Session {
         outputs_.emplace_back(session_->GetOutputNameAllocated(i, allocator).get());
       binding_ = Ort::IoBinding(*session_);
     } catch (const Ort::Exception& error) {
-      throw Error(Error::Kind::failure, "expected " + path.filename().string() + " to load on " + provider +
-                                            ", found: " + reason_of(error));
+      throw Error(Error::Kind::failure,
+                  "expected " + path.filename().string() + " to load on " + provider + ", found: " + reason_of(error));
     }
   }
 
@@ -155,8 +164,8 @@ class OrtSession final : public Session {
   Ort::Value value(const Tensor& tensor) const {
     if (tensor.place != place_)
       throw Error(Error::Kind::failure, "expected tensors where graph " + graph_ + " runs, found one elsewhere");
-    return Ort::Value::CreateTensor(memory_, tensor.data, static_cast<std::size_t>(tensor.bytes()),
-                                    tensor.shape.data(), tensor.shape.size(), element_of(tensor.dtype));
+    return Ort::Value::CreateTensor(memory_, tensor.data, static_cast<std::size_t>(tensor.bytes()), tensor.shape.data(),
+                                    tensor.shape.size(), element_of(tensor.dtype));
   }
 
   Tensor owned(Ort::Value value, const std::string& name) const {
@@ -189,11 +198,7 @@ class OrtSession final : public Session {
 class OrtDevice final : public Device {
  public:
   OrtDevice(Bundle bundle, std::string name, Ort::SessionOptions options, std::shared_ptr<Memory> memory, int gpu)
-      : Device(memory),
-        bundle_(std::move(bundle)),
-        name_(std::move(name)),
-        options_(std::move(options)),
-        gpu_(gpu) {}
+      : Device(memory), bundle_(std::move(bundle)), name_(std::move(name)), options_(std::move(options)), gpu_(gpu) {}
 
   std::string name() const override { return name_; }
   std::int64_t capacity(const std::string&, std::int64_t needed) const override { return needed; }
@@ -227,8 +232,7 @@ std::shared_ptr<Device> cuda_device(const Bundle& bundle, OrtOptions options) {
   const char* keys[] = {"device_id"};
   const char* values[] = {gpu.c_str()};
   Ort::ThrowOnError(api.UpdateCUDAProviderOptions(provider.get(), keys, values, 1));
-  Ort::ThrowOnError(
-      api.UpdateCUDAProviderOptionsWithValue(provider.get(), "user_compute_stream", memory->stream()));
+  Ort::ThrowOnError(api.UpdateCUDAProviderOptionsWithValue(provider.get(), "user_compute_stream", memory->stream()));
   session.AppendExecutionProvider_CUDA_V2(*provider);
   return std::make_shared<OrtDevice>(bundle, "cuda", std::move(session), std::move(memory), options.gpu);
 #else

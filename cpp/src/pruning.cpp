@@ -14,9 +14,13 @@ using Indices = std::vector<std::int64_t>;
 
 const std::vector<std::string> kRankings = {"last-query", "received", "random", "uniform", "external"};
 
-[[noreturn]] void refuse(const std::string& text) { throw Error(Error::Kind::input, text); }
+[[noreturn]] void refuse(const std::string& text) {
+  throw Error(Error::Kind::input, text);
+}
 
-std::int64_t sum(const Indices& values) { return std::accumulate(values.begin(), values.end(), std::int64_t{0}); }
+std::int64_t sum(const Indices& values) {
+  return std::accumulate(values.begin(), values.end(), std::int64_t{0});
+}
 
 }  // namespace
 
@@ -152,8 +156,8 @@ Indices select(const Pruning& pruning, std::int64_t length, const Indices& posit
   for (const std::int64_t spot : positions) kept[static_cast<std::size_t>(spot)] = false;
   std::int64_t start = 0;
   for (std::size_t pool = 0; pool < pools.size(); ++pool) {
-    const Indices chosen = uniform ? uniform_indices(pools[pool], counts[pool])
-                                   : top(values + start, pools[pool], counts[pool]);
+    const Indices chosen =
+        uniform ? uniform_indices(pools[pool], counts[pool]) : top(values + start, pools[pool], counts[pool]);
     for (const std::int64_t index : chosen)
       kept[static_cast<std::size_t>(positions[static_cast<std::size_t>(start + index)])] = true;
     start += pools[pool];

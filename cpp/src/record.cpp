@@ -13,7 +13,8 @@ Json read(const std::filesystem::path& path) {
   try {
     return Json::parse(file);
   } catch (const nlohmann::json::exception& error) {
-    throw Error(Error::Kind::bundle, "expected JSON in " + text::path(path) + ", found: " + text::first_line(error.what()));
+    throw Error(Error::Kind::bundle,
+                "expected JSON in " + text::path(path) + ", found: " + text::first_line(error.what()));
   }
 }
 

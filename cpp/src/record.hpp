@@ -41,7 +41,8 @@ struct Field {
   auto list(Read read) const {  // Read: Field -> value
     if (!value.is_array()) refuse("Input should be a valid tuple");
     std::vector<decltype(read(*this))> out;
-    for (std::size_t i = 0; i < value.size(); ++i) out.push_back(read(Field{value[i], at(std::to_string(i)), expected}));
+    for (std::size_t i = 0; i < value.size(); ++i)
+      out.push_back(read(Field{value[i], at(std::to_string(i)), expected}));
     return out;
   }
 

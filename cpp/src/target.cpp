@@ -16,7 +16,9 @@ using record::Object;
 const std::string kDescription = "engine.json";
 const std::string kSelfTest = "self-test.json";
 
-[[noreturn]] void refuse(const std::string& text) { throw Error(Error::Kind::bundle, text); }
+[[noreturn]] void refuse(const std::string& text) {
+  throw Error(Error::Kind::bundle, text);
+}
 
 Shape read_shape(const Field& field) {
   return field.list([](const Field& f) { return f.integer(); });
@@ -137,8 +139,8 @@ double ProfileRecord::excess(const std::map<std::string, Shape>& given) const {
   for (const auto& [name, limits] : shapes) {
     const Shape& shape = shape_of(given, name);
     for (std::size_t axis = 0; axis < std::min(shape.size(), limits.max.size()); ++axis)
-      most = std::max(most, static_cast<double>(shape[axis]) /
-                                static_cast<double>(std::max<std::int64_t>(limits.max[axis], 1)));
+      most = std::max(
+          most, static_cast<double>(shape[axis]) / static_cast<double>(std::max<std::int64_t>(limits.max[axis], 1)));
   }
   return most;
 }

@@ -85,7 +85,9 @@ std::int64_t elements(const Shape& shape) {
   return count;
 }
 
-std::string text_of(const Shape& shape) { return text::list(shape); }
+std::string text_of(const Shape& shape) {
+  return text::list(shape);
+}
 
 Tensor Tensor::row(std::int64_t index) const {
   Tensor out = *this;
@@ -107,8 +109,8 @@ Tensor converted(const Tensor& host, Dtype dtype) {
   if (host.dtype == dtype) return host;
   if (host.place != Place::host || host.dtype != Dtype::float32 ||
       (dtype != Dtype::float16 && dtype != Dtype::bfloat16))
-    throw Error(Error::Kind::input, "expected a " + name_of(dtype) + " tensor, or float32 on the host, found " +
-                                        name_of(host.dtype));
+    throw Error(Error::Kind::input,
+                "expected a " + name_of(dtype) + " tensor, or float32 on the host, found " + name_of(host.dtype));
   const auto* values = static_cast<const float*>(host.data);
   std::vector<std::uint16_t> out(static_cast<std::size_t>(elements(host.shape)));
   for (std::size_t i = 0; i < out.size(); ++i)

@@ -111,9 +111,8 @@ struct SimulatedEngine final : Engine {
 
 EngineRecord description() {
   EngineRecord out;
-  out.inputs = {{"x", "float32", {-1}, {}, false},
-                {"slots", "int64", {-1}, {}, false},
-                {"past", "float32", {-1}, {}, false}};
+  out.inputs = {
+      {"x", "float32", {-1}, {}, false}, {"slots", "int64", {-1}, {}, false}, {"past", "float32", {-1}, {}, false}};
   out.outputs = {{"present", "float32", {-1}, {}, false}, {"sum", "float32", {-1}, {}, false}};
   out.profiles = {{"prefill", {{"x", {{1}, {64}, {128}}}, {"slots", {{1}, {64}, {160}}}}},
                   {"decode", {{"x", {{1}, {1}, {2}}}, {"slots", {{1}, {64}, {160}}}}}};
@@ -141,7 +140,9 @@ struct Fixture {
   }
 };
 
-float first(const Tensor& tensor) { return *static_cast<const float*>(tensor.data); }
+float first(const Tensor& tensor) {
+  return *static_cast<const float*>(tensor.data);
+}
 
 std::string error_of(const std::function<void()>& work) {
   try {
@@ -257,6 +258,5 @@ TEST_CASE_FIXTURE(Fixture, "a plan that is not what engine.json says is refused"
 TEST_CASE_FIXTURE(Fixture, "an engine that fails says the library's reason") {
   engine->runs = false;
   EngineSession one = session();
-  CHECK(error_of([&] { one.run(tensors(3, 7, false)); }) ==
-        "expected suffix to run, found: the simulated reason");
+  CHECK(error_of([&] { one.run(tensors(3, 7, false)); }) == "expected suffix to run, found: the simulated reason");
 }

@@ -10,12 +10,12 @@ namespace fastv {
 
 // One prompt, or one later turn of a conversation.
 struct Request {
-  std::vector<std::int64_t> input_ids;          // [N], image tokens expanded
-  Tensors vision_inputs;                        // inputs of the vision graph by name; on the host, or on the device
-  std::vector<std::int64_t> image_sizes;        // image tokens of each image, in order
-  std::optional<std::vector<float>> scores;     // one per image token, for the ranking "external"
-  std::optional<Tensor> image_features;         // [M, d], from a vision encoder of your own: the vision graph is not run
-  double preprocess_seconds = 0.0;              // what making this request took; copied into the timings
+  std::vector<std::int64_t> input_ids;       // [N], image tokens expanded
+  Tensors vision_inputs;                     // inputs of the vision graph by name; on the host, or on the device
+  std::vector<std::int64_t> image_sizes;     // image tokens of each image, in order
+  std::optional<std::vector<float>> scores;  // one per image token, for the ranking "external"
+  std::optional<Tensor> image_features;      // [M, d], from a vision encoder of your own: the vision graph is not run
+  double preprocess_seconds = 0.0;           // what making this request took; copied into the timings
 };
 
 // Seconds by part, each measured once it has finished on the device.
@@ -26,15 +26,15 @@ struct Timings {
 
 // What one prefill did.
 struct Prefill {
-  std::vector<float> logits;                      // of the last token, [V]
-  std::int64_t image_tokens = 0;                  // M of this turn
-  std::int64_t kept_tokens = 0;                   // image tokens that lived on
-  std::int64_t prompt_tokens = 0;                 // N of this turn, before pruning
-  std::vector<std::int64_t> keep_indices;         // kept positions within this turn, ascending
-  std::vector<std::int64_t> image_positions;      // of the image tokens within this turn
-  std::optional<std::vector<float>> scores;       // one per image token, if the ranking has any
+  std::vector<float> logits;                  // of the last token, [V]
+  std::int64_t image_tokens = 0;              // M of this turn
+  std::int64_t kept_tokens = 0;               // image tokens that lived on
+  std::int64_t prompt_tokens = 0;             // N of this turn, before pruning
+  std::vector<std::int64_t> keep_indices;     // kept positions within this turn, ascending
+  std::vector<std::int64_t> image_positions;  // of the image tokens within this turn
+  std::optional<std::vector<float>> scores;   // one per image token, if the ranking has any
   Timings timings;
-  std::vector<std::string> notes;                 // what the user should know
+  std::vector<std::string> notes;  // what the user should know
 };
 
 // Logits of one decode step, float [rows, vocabulary], on the host. Valid until the next step of the same caches.

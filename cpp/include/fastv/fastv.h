@@ -70,8 +70,8 @@ FASTV_API void fastv_request_free(fastv_request* request);
  *   earlier       a generation with as many rows to continue as a later turn (its caches move on), or NULL */
 FASTV_API int fastv_generate(fastv_runtime* runtime, fastv_request* const* requests, size_t count,
                              const fastv_pruning* prunings, size_t pruning_count, int64_t new_tokens,
-                             const int64_t* stop, size_t stop_count, fastv_generation* earlier,
-                             fastv_on_token on_token, void* user, fastv_generation** out, fastv_error* error);
+                             const int64_t* stop, size_t stop_count, fastv_generation* earlier, fastv_on_token on_token,
+                             void* user, fastv_generation** out, fastv_error* error);
 
 /* Of one row; an empty result for a row that is not there. */
 FASTV_API const int64_t* fastv_tokens(const fastv_generation* generation, size_t row, size_t* count);
@@ -88,8 +88,8 @@ FASTV_API void fastv_generation_free(fastv_generation* generation);
 /* The choice alone, for a pipeline of your own: which of `length` tokens live on. `scores` has one value per image
  * token, or is NULL for random and uniform. `kept` has room for `length` indices; `count` gets their number. */
 FASTV_API int fastv_select(const fastv_pruning* pruning, int64_t length, const int64_t* positions, size_t tokens,
-                           const int64_t* image_sizes, size_t images, const float* scores, int64_t* kept,
-                           size_t* count, fastv_error* error);
+                           const int64_t* image_sizes, size_t images, const float* scores, int64_t* kept, size_t* count,
+                           fastv_error* error);
 
 #ifdef __cplusplus
 }

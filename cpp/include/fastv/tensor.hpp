@@ -15,11 +15,11 @@ using Shape = std::vector<std::int64_t>;
 enum class Dtype { float32, float16, bfloat16, int64, int32 };
 
 std::int64_t item_bytes(Dtype dtype);
-std::string name_of(Dtype dtype);                  // as in the bundle: "float32"
-Dtype dtype_named(const std::string& name);        // of a tensor: "float32"; throws on others
-Dtype dtype_of_bundle(const std::string& dtype);   // of a manifest's dtype: "fp16" -> float16
+std::string name_of(Dtype dtype);                 // as in the bundle: "float32"
+Dtype dtype_named(const std::string& name);       // of a tensor: "float32"; throws on others
+Dtype dtype_of_bundle(const std::string& dtype);  // of a manifest's dtype: "fp16" -> float16
 std::int64_t elements(const Shape& shape);
-std::string text_of(const Shape& shape);           // [1, 3, 336, 336]
+std::string text_of(const Shape& shape);  // [1, 3, 336, 336]
 
 enum class Place { host, device };
 

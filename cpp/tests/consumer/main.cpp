@@ -1,7 +1,7 @@
 #include <cstdio>
 
-#include <fastv/error.hpp>
 #include <fastv/fastv.h>
+#include <fastv/error.hpp>
 #include <fastv/generation.hpp>
 #include <fastv/ort.hpp>
 
