@@ -50,10 +50,10 @@ if [ ! -e "$ort/include/onnxruntime_cxx_api.h" ]; then
     # the system is changed. apt checks the signatures.
     apt=$folder/apt
     rm -rf "$apt" && mkdir -p "$apt"/{lists/partial,cache/archives/partial}
-    mirror=$(apt-get indextargets --format '$(REPO_URI)' 'Created-By: Packages' 'Component: main' 'Origin: Debian' \
-      | grep -v security | head -n 1)
-    [ -n "$mirror" ] || lacking "a Debian mirror among apt's sources (run apt-get update first)" \
-      "or unpack a release archive of ONNX Runtime and run cmake by hand with -DOnnxRuntime_ROOT (docs/cpp.md)"
+    mirror=$(apt-get indextargets --format '$(REPO_URI)' 'Created-By: Packages' 'Component: main' \
+      | sed -n '/\/debian\/*$/p' | sed -n 1p)
+    [ -n "$mirror" ] || lacking "a Debian mirror among apt's sources" \
+      "unpack a release archive of ONNX Runtime and run cmake by hand with -DOnnxRuntime_ROOT (docs/cpp.md)"
     echo "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] $mirror trixie main" > "$apt/sources.list"
     options=(-qq -o "Dir::Etc::SourceList=$apt/sources.list" -o Dir::Etc::SourceParts=- -o "Dir::State::Lists=$apt/lists"
       -o "Dir::Cache=$apt/cache" -o Acquire::Languages=none -o APT::Sandbox::User="$(id -un)" -o Acquire::Retries=3)

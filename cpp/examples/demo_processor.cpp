@@ -18,9 +18,7 @@ namespace fs = std::filesystem;
 const std::string kHint =
     "; prepare the inputs with `fastv-trt run --dump-inputs FILE`, and give this program --inputs FILE";
 
-[[noreturn]] void refuse(const std::string& text) {
-  throw fastv::Error(fastv::Error::Kind::input, text);
-}
+[[noreturn]] void refuse(const std::string& text) { throw fastv::Error(fastv::Error::Kind::input, text); }
 
 std::string read_text(const fs::path& path) {
   std::ifstream file(path, std::ios::binary);

@@ -10,9 +10,7 @@
 
 namespace {
 
-[[noreturn]] void refuse(const std::string& text) {
-  throw fastv::Error(fastv::Error::Kind::input, text);
-}
+[[noreturn]] void refuse(const std::string& text) { throw fastv::Error(fastv::Error::Kind::input, text); }
 
 template <class Convert>
 auto number(const std::string& name, const std::string& text, Convert convert) {

@@ -17,9 +17,7 @@ using record::Object;
 const std::string kManifest = "bundle.json";
 const std::string kUnlisted = "engines";  // described by its own engine.json
 
-[[noreturn]] void refuse(const std::string& text) {
-  throw Error(Error::Kind::bundle, text);
-}
+[[noreturn]] void refuse(const std::string& text) { throw Error(Error::Kind::bundle, text); }
 
 TensorRecord read_tensor(Field field) {
   Object object(std::move(field), "TensorRecord");

@@ -120,9 +120,7 @@ int fastv_load(const char* bundle, const char* device, int threads, fastv_runtim
   });
 }
 
-void fastv_unload(fastv_runtime* runtime) {
-  delete runtime;
-}
+void fastv_unload(fastv_runtime* runtime) { delete runtime; }
 
 int fastv_request_new(const int64_t* ids, size_t count, const int64_t* image_sizes, size_t images, fastv_request** out,
                       fastv_error* error) {
@@ -153,9 +151,7 @@ int fastv_request_scores(fastv_request* request, const float* scores, size_t cou
   return guarded(error, [&] { needed(request, "a request").request.scores = copied(scores, count, "scores"); });
 }
 
-void fastv_request_free(fastv_request* request) {
-  delete request;
-}
+void fastv_request_free(fastv_request* request) { delete request; }
 
 int fastv_generate(fastv_runtime* runtime, fastv_request* const* requests, size_t count, const fastv_pruning* prunings,
                    size_t pruning_count, int64_t new_tokens, const int64_t* stop, size_t stop_count,
@@ -221,13 +217,9 @@ int64_t fastv_decode_steps(const fastv_generation* generation) {
   return generation ? generation->generation.decode_steps() : 0;
 }
 
-int64_t fastv_kv_bytes(const fastv_generation* generation) {
-  return generation ? generation->kv_bytes : 0;
-}
+int64_t fastv_kv_bytes(const fastv_generation* generation) { return generation ? generation->kv_bytes : 0; }
 
-void fastv_generation_free(fastv_generation* generation) {
-  delete generation;
-}
+void fastv_generation_free(fastv_generation* generation) { delete generation; }
 
 int fastv_select(const fastv_pruning* pruning, int64_t length, const int64_t* positions, size_t tokens,
                  const int64_t* image_sizes, size_t images, const float* scores, int64_t* kept, size_t* count,

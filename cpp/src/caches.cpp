@@ -30,9 +30,7 @@ std::int64_t Caches::bytes() const {
   return sum;
 }
 
-void Caches::bind_prefix(Tensors& tensors, std::optional<std::size_t> row) const {
-  bind(tensors, 0, k_, row);
-}
+void Caches::bind_prefix(Tensors& tensors, std::optional<std::size_t> row) const { bind(tensors, 0, k_, row); }
 
 void Caches::bind_suffix(Tensors& tensors, std::optional<std::size_t> row) const {
   bind(tensors, k_, layers_.size(), row);

@@ -13,13 +13,9 @@ namespace {
 
 using Indices = std::vector<std::int64_t>;
 
-[[noreturn]] void refuse(const std::string& text) {
-  throw Error(Error::Kind::input, text);
-}
+[[noreturn]] void refuse(const std::string& text) { throw Error(Error::Kind::input, text); }
 
-std::int64_t count_of(const Indices& values) {
-  return static_cast<std::int64_t>(values.size());
-}
+std::int64_t count_of(const Indices& values) { return static_cast<std::int64_t>(values.size()); }
 
 Indices range(std::int64_t from, std::int64_t count) {
   Indices out(static_cast<std::size_t>(count));

@@ -122,9 +122,7 @@ class Cuda final : public CudaMemory {
 
 }  // namespace
 
-std::shared_ptr<CudaMemory> cuda_memory(CudaOptions options) {
-  return std::make_shared<Cuda>(std::move(options));
-}
+std::shared_ptr<CudaMemory> cuda_memory(CudaOptions options) { return std::make_shared<Cuda>(std::move(options)); }
 
 std::vector<std::string> cuda_devices(std::string& reason) {
   int count = 0;

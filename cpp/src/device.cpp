@@ -53,9 +53,7 @@ class HostMemory final : public Memory {
 
 }  // namespace
 
-std::shared_ptr<Memory> host_memory(Allocator allocator) {
-  return std::make_shared<HostMemory>(std::move(allocator));
-}
+std::shared_ptr<Memory> host_memory(Allocator allocator) { return std::make_shared<HostMemory>(std::move(allocator)); }
 
 Tensor Device::empty(const Shape& shape, Dtype dtype) {
   Tensor tensor;

@@ -11,9 +11,7 @@ namespace {
 
 constexpr std::uintptr_t kAlignment = 256;
 
-[[noreturn]] void fail(const std::string& text) {
-  throw Error(Error::Kind::failure, text);
-}
+[[noreturn]] void fail(const std::string& text) { throw Error(Error::Kind::failure, text); }
 
 const Tensor& place_of(const std::vector<std::pair<std::string, Tensor>>& places, const std::string& name) {
   for (const auto& [found, tensor] : places)

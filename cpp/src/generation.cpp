@@ -8,9 +8,7 @@
 namespace fastv {
 namespace {
 
-[[noreturn]] void refuse(const std::string& text) {
-  throw Error(Error::Kind::input, text);
-}
+[[noreturn]] void refuse(const std::string& text) { throw Error(Error::Kind::input, text); }
 
 // The members of a Generation are checked before its caches are made of them.
 Caches prepared(Chain& chain, const std::vector<Request>& requests, std::vector<Pruning>& prunings,

@@ -14,13 +14,9 @@ using Indices = std::vector<std::int64_t>;
 
 const std::vector<std::string> kRankings = {"last-query", "received", "random", "uniform", "external"};
 
-[[noreturn]] void refuse(const std::string& text) {
-  throw Error(Error::Kind::input, text);
-}
+[[noreturn]] void refuse(const std::string& text) { throw Error(Error::Kind::input, text); }
 
-std::int64_t sum(const Indices& values) {
-  return std::accumulate(values.begin(), values.end(), std::int64_t{0});
-}
+std::int64_t sum(const Indices& values) { return std::accumulate(values.begin(), values.end(), std::int64_t{0}); }
 
 }  // namespace
 

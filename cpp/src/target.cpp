@@ -16,9 +16,7 @@ using record::Object;
 const std::string kDescription = "engine.json";
 const std::string kSelfTest = "self-test.json";
 
-[[noreturn]] void refuse(const std::string& text) {
-  throw Error(Error::Kind::bundle, text);
-}
+[[noreturn]] void refuse(const std::string& text) { throw Error(Error::Kind::bundle, text); }
 
 Shape read_shape(const Field& field) {
   return field.list([](const Field& f) { return f.integer(); });

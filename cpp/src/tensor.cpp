@@ -85,9 +85,7 @@ std::int64_t elements(const Shape& shape) {
   return count;
 }
 
-std::string text_of(const Shape& shape) {
-  return text::list(shape);
-}
+std::string text_of(const Shape& shape) { return text::list(shape); }
 
 Tensor Tensor::row(std::int64_t index) const {
   Tensor out = *this;

@@ -140,9 +140,7 @@ struct Fixture {
   }
 };
 
-float first(const Tensor& tensor) {
-  return *static_cast<const float*>(tensor.data);
-}
+float first(const Tensor& tensor) { return *static_cast<const float*>(tensor.data); }
 
 std::string error_of(const std::function<void()>& work) {
   try {
