@@ -41,6 +41,10 @@ fastv::Request read_request(const std::filesystem::path& path) {
   const char* start = bytes.data() + sizeof header;
   const std::size_t data = sizeof header + header;
   fastv::Request request;
+  const std::map<std::string, std::vector<std::int64_t>*> numbers = {{"input_ids", &request.input_ids},
+                                                                     {"image_sizes", &request.image_sizes},
+                                                                     {"frame_sizes", &request.frame_sizes},
+                                                                     {"position_ids", &request.position_ids}};
   try {
     const json description = json::parse(start, start + header);
     for (const auto& [name, record] : description.items()) {
@@ -55,9 +59,10 @@ fastv::Request read_request(const std::filesystem::path& path) {
                                                              bytes.begin() + static_cast<std::ptrdiff_t>(data + to));
       tensor.data = owner->data();
       tensor.owner = owner;
-      if (name == "input_ids" || name == "image_sizes") {
+      const auto number = numbers.find(name);
+      if (number != numbers.end()) {
         if (tensor.dtype != fastv::Dtype::int64) refuse(path, name + " of another type than int64");
-        (name == "input_ids" ? request.input_ids : request.image_sizes) = integers(tensor);
+        *number->second = integers(tensor);
       } else if (name.rfind("vision.", 0) == 0) {
         request.vision_inputs[name.substr(7)] = tensor;
       } else {

@@ -50,24 +50,43 @@ bool fits(const TensorRecord& record, const Shape& shape) {
   return true;
 }
 
+// M-RoPE: positions of time, row and column.
+bool has_three_rows(const TensorRecord& record) {
+  const auto* rows = record.shape.empty() ? nullptr : std::get_if<std::int64_t>(&record.shape[0]);
+  return record.shape.size() == 3 && rows && *rows == 3;
+}
+
+const TensorRecord* record_of(const std::vector<TensorRecord>& records, const std::string& name) {
+  for (const TensorRecord& record : records)
+    if (record.name == name) return &record;
+  return nullptr;
+}
+
+// Sizes of the groups of image tokens that get a share of their own under a policy's scope.
+const Indices& groups(const Request& request, Scope scope) {
+  return scope == Scope::frame && !request.frame_sizes.empty() ? request.frame_sizes : request.image_sizes;
+}
+
 // A graph that asks for more than this library gives is of a newer exporter: refused here, before anything runs.
 void check_contract(const Bundle& bundle) {
-  const std::set<std::string> given = {"input_ids", "image_features", "position_ids",  "slots",       "write_index",
-                                       "key",       "query_states",   "hidden_states", "keep_indices"};
+  const std::set<std::string> given = {"deepstack_features", "deepstack_rows", "input_ids",   "image_features",
+                                       "position_ids",       "slots",          "write_index", "key",
+                                       "query_states",       "hidden_states",  "keep_indices"};
   for (const auto& [name, graph] : bundle.manifest().graphs) {
     const std::string where = "graph " + name + " of " + text::path(bundle.path());
     if (name == "vision") {
-      if (graph.outputs.size() != 1 || graph.outputs[0].name != "image_features")
-        throw Error(Error::Kind::bundle, "expected image_features as the one output of " + where + ", found " +
-                                             std::to_string(graph.outputs.size()) + " outputs; upgrade this library");
+      for (const TensorRecord& output : graph.outputs)
+        if (output.name != "image_features" && output.name != "deepstack_features")
+          throw Error(Error::Kind::bundle,
+                      "expected known outputs of " + where + ", found " + output.name + "; upgrade this library");
       continue;
     }
     for (const TensorRecord& input : graph.inputs) {
       if (!given.count(input.name) && input.name.rfind("past_key_values.", 0) != 0)
         throw Error(Error::Kind::bundle,
                     "expected known inputs of " + where + ", found " + input.name + "; upgrade this library");
-      if (input.name == "position_ids" && input.shape.size() != 2)
-        throw Error(Error::Kind::bundle, "expected position_ids of two dimensions for " + where + ", found " +
+      if (input.name == "position_ids" && input.shape.size() != 2 && !has_three_rows(input))
+        throw Error(Error::Kind::bundle, "expected position_ids [B, S] or [3, B, S] for " + where + ", found " +
                                              text_of_record(input) + "; upgrade this library");
     }
   }
@@ -78,6 +97,14 @@ void check_contract(const Bundle& bundle) {
 
 Chain::Chain(Bundle bundle, std::shared_ptr<Device> device) : bundle_(std::move(bundle)), device_(std::move(device)) {
   check_contract(bundle_);
+  const GraphRecord& suffix = *manifest().graph("suffix");
+  const TensorRecord* places = record_of(suffix.inputs, "position_ids");
+  mrope_ = places && has_three_rows(*places);
+  deepstack_rows_ = record_of(suffix.inputs, "deepstack_rows") != nullptr;
+  const GraphRecord* vision = manifest().graph("vision");
+  const TensorRecord* added = vision ? record_of(vision->outputs, "deepstack_features") : nullptr;
+  const auto* count = added && !added->shape.empty() ? std::get_if<std::int64_t>(&added->shape[0]) : nullptr;
+  deepstack_ = count ? *count : 0;
   for (const auto& [name, graph] : manifest().graphs) sessions_.emplace(name, device_->session(name));
 }
 
@@ -104,7 +131,8 @@ void Chain::check_length(std::int64_t length, std::int64_t new_tokens) const {
 std::int64_t Chain::dropped(const Request& request, const Pruning& pruning) const {
   pruning.check();
   const auto& sizes = request.image_sizes;
-  return std::accumulate(sizes.begin(), sizes.end(), std::int64_t{0}) - pruning.kept_tokens(sizes);
+  return std::accumulate(sizes.begin(), sizes.end(), std::int64_t{0}) -
+         pruning.kept_tokens(groups(request, pruning.scope));
 }
 
 Prefill Chain::prefill(Caches& caches, std::size_t row, const Request& request, const Pruning& pruning) {
@@ -118,16 +146,21 @@ Prefill Chain::prefill(Caches& caches, std::size_t row, const Request& request, 
   caches.require(state.prefix_length + length, state.suffix_length + length - dropped(request, pruning));
   out.timings.preprocess = request.preprocess_seconds;
 
-  Tensors prefix, suffix;
+  const Indices places = positions(request);
+  const std::size_t rows = axes();
+  Tensors prefix, suffix, shown;
   {
     const Clock clock(out.timings.vision);
-    prefix["image_features"] = features(request, images);
+    shown = features(request, images);
   }
   {
     const Clock clock(out.timings.prefix);
+    prefix = shown;
     prefix["input_ids"] = device_->upload(ids, {1, length});
     if (manifest().k > 0) {
-      bind_steps(prefix, range(state.position, length), state.prefix_length);
+      Indices moved = places;
+      for (std::int64_t& place : moved) place += state.position;
+      bind_steps(prefix, moved, state.prefix_length);
       caches.bind_prefix(prefix, row);
     }
     prefix = session("prefix").run(prefix);
@@ -136,18 +169,29 @@ Prefill Chain::prefill(Caches& caches, std::size_t row, const Request& request, 
     const Clock clock(out.timings.rank_select);
     if (pruning.asked() && images) {
       out.scores = scores(caches, row, prefix, request, pruning, out.image_positions);
-      out.keep_indices = select(pruning, length, out.image_positions, request.image_sizes, out.scores);
+      out.keep_indices = select(pruning, length, out.image_positions, groups(request, pruning.scope), out.scores);
     } else {
       out.keep_indices = range(0, length);
     }
   }
   {
     const Clock clock(out.timings.suffix);
-    Indices positions = out.keep_indices;
-    for (std::int64_t& position : positions) position += state.position;
+    Indices kept;
+    for (std::size_t axis = 0; axis < rows; ++axis)
+      for (const std::int64_t index : out.keep_indices)
+        kept.push_back(state.position +
+                       places[axis * static_cast<std::size_t>(length) + static_cast<std::size_t>(index)]);
     suffix["hidden_states"] = prefix.at("hidden_states");
+    if (deepstack_rows_) {
+      Indices all(static_cast<std::size_t>(length), -1), image_rows;
+      for (std::size_t i = 0; i < out.image_positions.size(); ++i)
+        all[static_cast<std::size_t>(out.image_positions[i])] = static_cast<std::int64_t>(i);
+      for (const std::int64_t index : out.keep_indices) image_rows.push_back(all[static_cast<std::size_t>(index)]);
+      suffix["deepstack_features"] = shown.at("deepstack_features");
+      suffix["deepstack_rows"] = device_->upload(image_rows, {1, count_of(image_rows)});
+    }
     suffix["keep_indices"] = device_->upload(out.keep_indices, {1, count_of(out.keep_indices)});
-    bind_steps(suffix, positions, state.suffix_length);
+    bind_steps(suffix, kept, state.suffix_length);
     caches.bind_suffix(suffix, row);
     const Tensor logits = session("suffix").run(suffix).at("logits");
     out.logits.resize(static_cast<std::size_t>(manifest().model.vocab_size));
@@ -155,7 +199,7 @@ Prefill Chain::prefill(Caches& caches, std::size_t row, const Request& request, 
       throw Error(Error::Kind::failure, "expected logits of one token, found " + text_of(logits.shape));
     device_->download(logits, out.logits.data());
   }
-  state.position += length;
+  state.position += *std::max_element(places.begin(), places.end()) + 1;
   state.prefix_length += length;
   state.suffix_length += count_of(out.keep_indices);
   out.image_tokens = images;
@@ -185,7 +229,9 @@ Logits Chain::decode(Caches& caches, const Indices& tokens, const std::vector<bo
   Step& step = *caches.step;
 
   device_->write(step.prefix.at("input_ids"), tokens);
-  device_->write(step.suffix.at("position_ids"), positions);
+  Indices places;
+  for (std::size_t axis = 0; axis < axes(); ++axis) places.insert(places.end(), positions.begin(), positions.end());
+  device_->write(step.suffix.at("position_ids"), places);
   if (manifest().k > 0) {
     device_->write(step.prefix.at("write_index"), prefix);
     step.prefix.at("slots").shape = {prefix_slots};
@@ -215,10 +261,14 @@ Step Chain::make_step(Caches& caches) {
   Step step;
   const std::int64_t slots = std::max(caches.prefix_capacity(), caches.suffix_capacity());
   step.slots = device_->upload(range(0, slots), {slots});
+  step.prefix = no_features();
+  if (deepstack_rows_) {
+    step.suffix["deepstack_features"] = step.prefix.at("deepstack_features");
+    step.suffix["deepstack_rows"] = device_->upload(Indices(caches.rows.size(), -1), {rows, 1});
+  }
   step.prefix["input_ids"] = device_->zeros({rows, 1}, Dtype::int64);
-  step.prefix["image_features"] = no_features();
   step.prefix["hidden_states"] = step.suffix["hidden_states"] = device_->zeros({rows, 1, model.hidden_size}, dtype);
-  step.suffix["position_ids"] = device_->zeros({rows, 1}, Dtype::int64);
+  step.suffix["position_ids"] = device_->zeros(mrope_ ? Shape{3, rows, 1} : Shape{rows, 1}, Dtype::int64);
   if (manifest().k > 0) {
     step.prefix["position_ids"] = step.suffix["position_ids"];
     step.prefix["write_index"] = device_->zeros({rows}, Dtype::int64);
@@ -253,8 +303,9 @@ std::vector<std::string> Chain::check(const Request& request, const Pruning& pru
       refuse("expected token ids in 0.." + std::to_string(vocabulary - 1) + ", found " + std::to_string(*least) +
              " to " + std::to_string(*most));
   }
-  const auto& sizes = request.image_sizes;
-  if (std::accumulate(sizes.begin(), sizes.end(), std::int64_t{0}) != count_of(positions) ||
+  const auto total = [](const Indices& sizes) { return std::accumulate(sizes.begin(), sizes.end(), std::int64_t{0}); };
+  const Indices& sizes = groups(request, pruning.scope);
+  if (total(request.image_sizes) != count_of(positions) || total(sizes) != count_of(positions) ||
       std::any_of(sizes.begin(), sizes.end(), [](auto size) { return size < 0; }))
     refuse("expected as many image placeholders as image tokens, found " + std::to_string(positions.size()) +
            " placeholders for " + std::to_string(sizes.size()) + " images of " + text::list(sizes) + " tokens");
@@ -280,18 +331,41 @@ void Chain::check_ranking(const std::string& ranking) const {
          "; export with --rankings");
 }
 
-Tensor Chain::no_features() {
-  return device_->empty({0, manifest().model.hidden_size}, dtype_of_bundle(manifest().dtype));
+// Position ids counted from the request's start: [N], or [3, N] with M-RoPE.
+Indices Chain::positions(const Request& request) const {
+  const std::int64_t length = count_of(request.input_ids);
+  if (request.position_ids.empty()) {
+    if (mrope_ && !request.image_sizes.empty())
+      refuse("expected position_ids [3, N] with the images of an M-RoPE model, found none");
+    Indices out;
+    for (std::size_t axis = 0; axis < axes(); ++axis)
+      for (std::int64_t i = 0; i < length; ++i) out.push_back(i);
+    return out;
+  }
+  if (request.position_ids.size() != axes() * static_cast<std::size_t>(length))
+    refuse("expected position_ids of shape " + (mrope_ ? text_of({3, length}) : text_of({length})) + ", found " +
+           std::to_string(request.position_ids.size()) + " of them");
+  return request.position_ids;
 }
 
-Tensor Chain::features(const Request& request, std::int64_t tokens) {
+Tensors Chain::no_features() {
+  const Dtype dtype = dtype_of_bundle(manifest().dtype);
+  Tensors nothing;
+  nothing["image_features"] = device_->empty({0, manifest().model.hidden_size}, dtype);
+  if (deepstack_) nothing["deepstack_features"] = device_->empty({deepstack_, 0, manifest().model.hidden_size}, dtype);
+  return nothing;
+}
+
+Tensors Chain::features(const Request& request, std::int64_t tokens) {
   if (!request.image_features && request.vision_inputs.empty()) return no_features();
-  Tensor features;
+  Tensors features;
   if (request.image_features) {
-    features = device_->upload(converted(*request.image_features, dtype_of_bundle(manifest().dtype)));
-    if (features.shape.size() != 2 || features.shape[1] != manifest().model.hidden_size)
+    if (deepstack_) refuse("expected vision_inputs for a model that adds vision features twice, found image_features");
+    const Tensor& given = *request.image_features;
+    if (given.shape.size() != 2 || given.shape[1] != manifest().model.hidden_size)
       refuse("expected image_features of shape [M, " + std::to_string(manifest().model.hidden_size) + "], found " +
-             text_of(features.shape));
+             text_of(given.shape));
+    features["image_features"] = device_->upload(converted(given, dtype_of_bundle(manifest().dtype)));
   } else {
     const GraphRecord* graph = manifest().graph("vision");
     if (!graph) static_cast<void>(bundle_.graph_path("vision"));  // says that there is none
@@ -308,18 +382,19 @@ Tensor Chain::features(const Request& request, std::int64_t tokens) {
                text_of(given->second.shape));
       inputs[record.name] = device_->upload(converted(given->second, dtype_named(record.dtype)));
     }
-    features = session("vision").run(inputs).at("image_features");
+    features = session("vision").run(inputs);
   }
-  if (features.shape[0] != tokens)
-    refuse("expected one image feature per placeholder, found " + std::to_string(features.shape[0]) + " features for " +
+  const std::int64_t found = features.at("image_features").shape[0];
+  if (found != tokens)
+    refuse("expected one image feature per placeholder, found " + std::to_string(found) + " features for " +
            std::to_string(tokens));
   return features;
 }
 
-// Inputs that say where one row's tokens stand: their positions, and their slots from `write` on.
+// Inputs that say where one row's tokens stand: their positions [S] or [3, S], and their slots from `write` on.
 void Chain::bind_steps(Tensors& tensors, const Indices& positions, std::int64_t write) {
-  const std::int64_t count = count_of(positions);
-  tensors["position_ids"] = device_->upload(positions, {1, count});
+  const std::int64_t count = count_of(positions) / static_cast<std::int64_t>(axes());
+  tensors["position_ids"] = device_->upload(positions, mrope_ ? Shape{3, 1, count} : Shape{1, count});
   tensors["slots"] = device_->upload(range(0, write + count), {write + count});
   tensors["write_index"] = device_->upload(Indices{write}, {1});
 }

@@ -52,7 +52,7 @@ std::int64_t Pruning::keep_count(std::int64_t tokens) const {
 }
 
 std::int64_t Pruning::kept_tokens(const Indices& image_sizes) const {
-  return scope == Scope::image ? sum(quotas(image_sizes)) : keep_count(sum(image_sizes));
+  return scope == Scope::all ? keep_count(sum(image_sizes)) : sum(quotas(image_sizes));
 }
 
 Indices Pruning::quotas(const Indices& image_sizes) const {

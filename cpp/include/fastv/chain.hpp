@@ -10,9 +10,12 @@ namespace fastv {
 
 // One prompt, or one later turn of a conversation.
 struct Request {
-  std::vector<std::int64_t> input_ids;       // [N], image tokens expanded
-  Tensors vision_inputs;                     // inputs of the vision graph by name; on the host, or on the device
-  std::vector<std::int64_t> image_sizes;     // image tokens of each image, in order
+  std::vector<std::int64_t> input_ids;    // [N], image tokens expanded
+  Tensors vision_inputs;                  // inputs of the vision graph by name; on the host, or on the device
+  std::vector<std::int64_t> image_sizes;  // image tokens of each image, in order
+  std::vector<std::int64_t> frame_sizes;  // image tokens of each frame, where an image is a clip; empty: each is one
+  std::vector<std::int64_t>
+      position_ids;  // [3, N] of an M-RoPE model with images, from this prompt's start; else empty
   std::optional<std::vector<float>> scores;  // one per image token, for the ranking "external"
   std::optional<Tensor> image_features;      // [M, d], from a vision encoder of your own: the vision graph is not run
   double preprocess_seconds = 0.0;           // what making this request took; copied into the timings
@@ -74,16 +77,17 @@ class Chain {
   Logits decode(Caches& caches, const std::vector<std::int64_t>& tokens, const std::vector<bool>& live = {});
 
  private:
-  struct Steps;
   std::vector<std::string> check(const Request& request, const Pruning& pruning,
                                  const std::vector<std::int64_t>& positions) const;
   void check_ranking(const std::string& ranking) const;
-  Tensor no_features();
-  Tensor features(const Request& request, std::int64_t tokens);
+  std::vector<std::int64_t> positions(const Request& request) const;
+  Tensors no_features();
+  Tensors features(const Request& request, std::int64_t tokens);
   std::optional<std::vector<float>> scores(Caches& caches, std::size_t row, const Tensors& prefix,
                                            const Request& request, const Pruning& pruning,
                                            const std::vector<std::int64_t>& positions);
   void bind_steps(Tensors& tensors, const std::vector<std::int64_t>& positions, std::int64_t write);
+  std::size_t axes() const { return mrope_ ? 3 : 1; }  // of position ids
   Step make_step(Caches& caches);
   Session& session(const std::string& graph) { return *sessions_.at(graph); }
 
@@ -91,6 +95,9 @@ class Chain {
   std::shared_ptr<Device> device_;
   std::map<std::string, std::unique_ptr<Session>> sessions_;
   std::vector<float> logits_;
+  bool mrope_;              // position ids have three rows, of time, row and column
+  std::int64_t deepstack_;  // decoder layers after which vision features are added once more
+  bool deepstack_rows_;     // whether some of them are behind the cut
 };
 
 }  // namespace fastv

@@ -9,8 +9,9 @@
 
 namespace fastv {
 
-// "all" ranks the tokens of all images in one pool, "image" gives every image its own share.
-enum class Scope { all, image };
+// "all" ranks the tokens of all images in one pool, "image" gives every image its own share, "frame" every frame of a
+// clip.
+enum class Scope { all, image, frame };
 
 // How one request is pruned.
 struct Pruning {
@@ -36,7 +37,8 @@ struct Pruning {
   // Image tokens that live on, out of images of these sizes, under this policy's scope.
   std::int64_t kept_tokens(const std::vector<std::int64_t>& image_sizes) const;
 
-  // Kept tokens per image for Scope::image. An absolute keep is shared out in proportion to size.
+  // Kept tokens per image, or per frame, for the scope of that name. An absolute keep is shared out in proportion to
+  // size.
   std::vector<std::int64_t> quotas(const std::vector<std::int64_t>& image_sizes) const;
 };
 
@@ -60,7 +62,7 @@ std::vector<std::int64_t> uniform_indices(std::int64_t tokens, std::int64_t coun
 //
 //   length       N, tokens of this prompt (or of this turn)
 //   positions    ascending positions of the image tokens, [M], each below N
-//   image_sizes  image tokens of each image, in order; they sum to M
+//   image_sizes  image tokens of each image (of each frame for Scope::frame), in order; they sum to M
 //   scores       one per image token, [M]; not read for the rankings random and uniform
 //
 // Returns keep_indices, ascending, [N - M + kept]: text is never dropped and the order is kept, so they are also the
