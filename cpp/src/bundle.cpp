@@ -70,7 +70,7 @@ TokenRecord read_tokens(Field field) {
 
 // What `fastv-trt verify` measured. Read so that a wrong one is refused; nothing here needs the numbers.
 void check_verification(Field field) {
-  if (field.value.is_null()) return;
+  if (field.is_null()) return;
   Object object(std::move(field), "VerificationRecord");
   object("tool").string();
   object("device").string();
@@ -78,7 +78,7 @@ void check_verification(Field field) {
   object("max_abs_logit_difference").real();
   object("min_cosine").real();
   object("max_norm_ratio_error").real();
-  if (const Field greedy = object("greedy_tokens_identical"); !greedy.value.is_null()) greedy.integer();
+  if (const Field greedy = object("greedy_tokens_identical"); !greedy.is_null()) greedy.integer();
   object("passed").boolean();
   object.end();
 }
@@ -88,15 +88,15 @@ Manifest read_manifest(const fs::path& root) {
   if (!fs::is_regular_file(path))
     refuse("expected a bundle (a folder with " + kManifest + ") at " + text::path(root) +
            ", found none; make one with export");
-  const record::Json content = record::read(path);
-  const auto version = content.is_object() ? content.value("schema_version", record::Json()) : record::Json();
-  if (!version.is_number_integer())
+  const auto content = record::read(path);
+  const auto version = record::version_of(*content);
+  if (!version)
     refuse("expected a schema_version in " + text::path(path) + ", found none; this is not a fastv-trt bundle");
-  if (version > Bundle::kSchemaVersion)
+  if (*version > Bundle::kSchemaVersion)
     refuse("expected schema " + std::to_string(Bundle::kSchemaVersion) + " or older in " + text::path(path) +
-           ", found " + version.dump() + "; upgrade fastv-trt");
+           ", found " + std::to_string(*version) + "; upgrade fastv-trt");
   const std::string expected = "a valid manifest in " + text::path(path);
-  Object object(Field{content, "", expected}, "Manifest");
+  Object object(Field{*content, "", expected}, "Manifest");
   Manifest out;
   out.schema_version = object("schema_version").integer();
   out.created_by = object("created_by").string();

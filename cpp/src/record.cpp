@@ -3,19 +3,32 @@
 #include <cmath>
 #include <fstream>
 
+#include <nlohmann/json.hpp>
+
 #include "text.hpp"
 
 namespace fastv::record {
 
-Json read(const std::filesystem::path& path) {
+std::shared_ptr<const Json> read(const std::filesystem::path& path) {
   std::ifstream file(path, std::ios::binary);
   if (!file) throw Error(Error::Kind::bundle, "expected JSON in " + text::path(path) + ", found: it cannot be read");
   try {
-    return Json::parse(file);
+    return std::make_shared<const Json>(Json::parse(file));
   } catch (const nlohmann::json::exception& error) {
     throw Error(Error::Kind::bundle,
                 "expected JSON in " + text::path(path) + ", found: " + text::first_line(error.what()));
   }
+}
+
+std::optional<std::int64_t> version_of(const Json& document) {
+  const auto found = document.is_object() ? document.find("schema_version") : document.end();
+  if (found == document.end() || !found->is_number_integer()) return std::nullopt;
+  return found->get<std::int64_t>();
+}
+
+std::string version_text(const Json& document) {
+  const auto found = document.is_object() ? document.find("schema_version") : document.end();
+  return found == document.end() || found->is_null() ? "None" : found->dump();
 }
 
 void Field::refuse(const std::string& message) const {
@@ -59,6 +72,22 @@ std::string Field::one_of(const std::vector<std::string>& values) const {
   for (std::size_t i = 0; i < values.size(); ++i)
     offered += (i == 0 ? "" : i + 1 == values.size() ? " or " : ", ") + ("'" + values[i] + "'");
   refuse("Input should be " + offered);
+}
+
+bool Field::is_null() const { return value.is_null(); }
+
+std::vector<Field> Field::elements() const {
+  if (!value.is_array()) refuse("Input should be a valid tuple");
+  std::vector<Field> out;
+  for (std::size_t i = 0; i < value.size(); ++i) out.push_back({value[i], at(std::to_string(i)), expected});
+  return out;
+}
+
+std::vector<std::pair<std::string, Field>> Field::members() const {
+  if (!value.is_object()) refuse("Input should be a valid dictionary");
+  std::vector<std::pair<std::string, Field>> out;
+  for (const auto& [key, item] : value.items()) out.push_back({key, Field{item, at(key), expected}});
+  return out;
 }
 
 Object::Object(Field field, const std::string& type) : field_(std::move(field)) {

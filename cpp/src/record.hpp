@@ -1,16 +1,18 @@
 // Strict reading of JSON records: unknown fields are refused, and the first wrong field is named with its place, in
-// the words of the Python package's validator.
+// the words of the Python package's validator. The JSON library itself is included by record.cpp alone.
 #pragma once
 
+#include <cstdint>
 #include <filesystem>
-#include <functional>
+#include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <utility>
 #include <variant>
 #include <vector>
 
-#include <nlohmann/json.hpp>
+#include <nlohmann/json_fwd.hpp>
 
 #include "fastv/error.hpp"
 
@@ -20,7 +22,11 @@ using Json = nlohmann::ordered_json;
 using Dimension = std::variant<std::int64_t, std::string>;
 
 // The JSON document in a file. Throws Error (bundle) if it cannot be read, or is not JSON.
-Json read(const std::filesystem::path& path);
+std::shared_ptr<const Json> read(const std::filesystem::path& path);
+
+// The schema_version of a document; no value if it is not there, or not a whole number. Its text, "None" if absent.
+std::optional<std::int64_t> version_of(const Json& document);
+std::string version_text(const Json& document);
 
 // A value and where it stands ("files.0.sha256").
 struct Field {
@@ -30,27 +36,27 @@ struct Field {
 
   [[noreturn]] void refuse(const std::string& message) const;
 
+  bool is_null() const;
   std::string string() const;
   std::int64_t integer() const;
   double real() const;
   bool boolean() const;
   Dimension dimension() const;
   std::string one_of(const std::vector<std::string>& values) const;
+  std::vector<Field> elements() const;                         // of a list
+  std::vector<std::pair<std::string, Field>> members() const;  // of an object of any keys, in the file's order
 
   template <class Read>
   auto list(Read read) const {  // Read: Field -> value
-    if (!value.is_array()) refuse("Input should be a valid tuple");
     std::vector<decltype(read(*this))> out;
-    for (std::size_t i = 0; i < value.size(); ++i)
-      out.push_back(read(Field{value[i], at(std::to_string(i)), expected}));
+    for (const Field& element : elements()) out.push_back(read(element));
     return out;
   }
 
   template <class Read>
-  auto items(Read read) const {  // an object of any keys, in the file's order
-    if (!value.is_object()) refuse("Input should be a valid dictionary");
+  auto items(Read read) const {
     std::vector<std::pair<std::string, decltype(read(*this))>> out;
-    for (const auto& [key, item] : value.items()) out.emplace_back(key, read(Field{item, at(key), expected}));
+    for (const auto& [key, member] : members()) out.emplace_back(key, read(member));
     return out;
   }
 

@@ -85,13 +85,12 @@ TargetManifest read_manifest(const fs::path& root) {
   if (!fs::is_regular_file(path))
     refuse("expected engines (a folder with " + kDescription + ") at " + text::path(root) +
            ", found none; make them with build");
-  const record::Json content = record::read(path);
-  const auto version = content.is_object() ? content.value("schema_version", record::Json()) : record::Json();
-  if (!version.is_number_integer() || version > Target::kSchemaVersion)
+  const auto content = record::read(path);
+  if (record::version_of(*content).value_or(Target::kSchemaVersion + 1) > Target::kSchemaVersion)
     refuse("expected schema " + std::to_string(Target::kSchemaVersion) + " in " + text::path(path) + ", found " +
-           (version.is_null() ? "None" : version.dump()) + "; build it again");
+           record::version_text(*content) + "; build it again");
   const std::string expected = "a valid description in " + text::path(path);
-  Object object(Field{content, "", expected}, "TargetManifest");
+  Object object(Field{*content, "", expected}, "TargetManifest");
   TargetManifest out;
   out.schema_version = object("schema_version").integer();
   out.created_by = object("created_by").string();
@@ -178,9 +177,9 @@ fs::path Target::plan_path(const std::string& graph) const {
 std::optional<bool> Target::self_test() const {
   const fs::path path = path_ / kSelfTest;
   if (!fs::is_regular_file(path)) return std::nullopt;
-  const record::Json content = record::read(path);
+  const auto content = record::read(path);
   const std::string expected = "a valid record in " + text::path(path);
-  Object object(Field{content, "", expected}, "SelfTestRecord");
+  Object object(Field{*content, "", expected}, "SelfTestRecord");
   object("tool").string();
   object("device").string();
   object("outputs").integer();
