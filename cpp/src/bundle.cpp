@@ -68,6 +68,20 @@ TokenRecord read_tokens(Field field) {
   return out;
 }
 
+VisionRecord read_vision(Field field) {
+  Object object(std::move(field), "VisionRecord");
+  VisionRecord out;
+  static_cast<void>(object("settings").members());
+  for (const auto& [axis, size] : object("axes").items([](const Field& f) { return f.integer(); }))
+    out.axes[axis] = size;
+  if (object.has("positions")) out.mrope = object("positions").one_of({"1d", "mrope"}) == "mrope";
+  if (object.has("deepstack")) out.deepstack = object("deepstack").integer();
+  if (object.has("video_token"))
+    if (const Field token = object("video_token"); !token.is_null()) token.string();
+  object.end();
+  return out;
+}
+
 // What `fastv-trt verify` measured. Read so that a wrong one is refused; nothing here needs the numbers.
 void check_verification(Field field) {
   if (field.is_null()) return;
@@ -106,6 +120,7 @@ Manifest read_manifest(const fs::path& root) {
   out.rankings = object("rankings").list([](const Field& f) { return f.string(); });
   out.tokens = read_tokens(object("tokens"));
   out.image_token = object("image_token").string();
+  if (out.schema_version >= 2) out.vision = read_vision(object("vision"));
   out.graphs = object("graphs").items(read_graph);
   out.files = object("files").list(files::read);
   if (object.has("verification")) check_verification(object("verification"));

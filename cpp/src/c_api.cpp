@@ -75,7 +75,9 @@ fastv::Pruning pruning_of(const fastv_pruning& given) {
     out.ratio = given.ratio;
   }
   if (given.ranking) out.ranking = given.ranking;
-  out.scope = given.scope_image ? fastv::Scope::image : fastv::Scope::all;
+  if (given.scope < 0 || given.scope > 2)
+    throw fastv::Error(kInput, "expected a scope of 0, 1 or 2, found " + std::to_string(given.scope));
+  out.scope = static_cast<fastv::Scope>(given.scope);
   out.seed = given.seed;
   out.required = given.required != 0;
   out.check();
@@ -149,6 +151,16 @@ int fastv_request_vision_input(fastv_request* request, const char* name, const v
 
 int fastv_request_scores(fastv_request* request, const float* scores, size_t count, fastv_error* error) {
   return guarded(error, [&] { needed(request, "a request").request.scores = copied(scores, count, "scores"); });
+}
+
+int fastv_request_positions(fastv_request* request, const int64_t* positions, size_t count, fastv_error* error) {
+  return guarded(error,
+                 [&] { needed(request, "a request").request.position_ids = copied(positions, count, "positions"); });
+}
+
+int fastv_request_frames(fastv_request* request, const int64_t* sizes, size_t count, fastv_error* error) {
+  return guarded(error,
+                 [&] { needed(request, "a request").request.frame_sizes = copied(sizes, count, "frame sizes"); });
 }
 
 void fastv_request_free(fastv_request* request) { delete request; }

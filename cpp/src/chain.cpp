@@ -56,10 +56,8 @@ bool has_three_rows(const TensorRecord& record) {
   return record.shape.size() == 3 && rows && *rows == 3;
 }
 
-const TensorRecord* record_of(const std::vector<TensorRecord>& records, const std::string& name) {
-  for (const TensorRecord& record : records)
-    if (record.name == name) return &record;
-  return nullptr;
+bool has_input(const GraphRecord& graph, const std::string& name) {
+  return std::any_of(graph.inputs.begin(), graph.inputs.end(), [&](const auto& input) { return input.name == name; });
 }
 
 // Sizes of the groups of image tokens that get a share of their own under a policy's scope.
@@ -85,7 +83,8 @@ void check_contract(const Bundle& bundle) {
       if (!given.count(input.name) && input.name.rfind("past_key_values.", 0) != 0)
         throw Error(Error::Kind::bundle,
                     "expected known inputs of " + where + ", found " + input.name + "; upgrade this library");
-      if (input.name == "position_ids" && input.shape.size() != 2 && !has_three_rows(input))
+      if (input.name == "position_ids" &&
+          (bundle.manifest().vision.mrope ? !has_three_rows(input) : input.shape.size() != 2))
         throw Error(Error::Kind::bundle, "expected position_ids [B, S] or [3, B, S] for " + where + ", found " +
                                              text_of_record(input) + "; upgrade this library");
     }
@@ -97,14 +96,9 @@ void check_contract(const Bundle& bundle) {
 
 Chain::Chain(Bundle bundle, std::shared_ptr<Device> device) : bundle_(std::move(bundle)), device_(std::move(device)) {
   check_contract(bundle_);
-  const GraphRecord& suffix = *manifest().graph("suffix");
-  const TensorRecord* places = record_of(suffix.inputs, "position_ids");
-  mrope_ = places && has_three_rows(*places);
-  deepstack_rows_ = record_of(suffix.inputs, "deepstack_rows") != nullptr;
-  const GraphRecord* vision = manifest().graph("vision");
-  const TensorRecord* added = vision ? record_of(vision->outputs, "deepstack_features") : nullptr;
-  const auto* count = added && !added->shape.empty() ? std::get_if<std::int64_t>(&added->shape[0]) : nullptr;
-  deepstack_ = count ? *count : 0;
+  mrope_ = manifest().vision.mrope;
+  deepstack_ = manifest().vision.deepstack;
+  deepstack_rows_ = has_input(*manifest().graph("suffix"), "deepstack_rows");
   for (const auto& [name, graph] : manifest().graphs) sessions_.emplace(name, device_->session(name));
 }
 

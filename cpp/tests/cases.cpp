@@ -22,7 +22,8 @@ fastv::Pruning pruning_of(const json& given) {
   if (given.contains("ratio")) out.ratio = given["ratio"].get<double>();
   if (given.contains("keep")) out.keep = given["keep"].get<std::int64_t>();
   out.ranking = given.value("ranking", "last-query");
-  out.scope = given.value("scope", "all") == "image" ? fastv::Scope::image : fastv::Scope::all;
+  const std::string scope = given.value("scope", "all");
+  out.scope = scope == "image" ? fastv::Scope::image : scope == "frame" ? fastv::Scope::frame : fastv::Scope::all;
   out.seed = given.value("seed", std::uint64_t{0});
   out.required = given.value("required", false);
   return out;
@@ -58,7 +59,13 @@ json run(fastv::Chain& chain, const json& given) {
     if (turn) {
       const std::int64_t unread = out.back()[0]["tokens"].back().get<std::int64_t>();
       requests = {read_request(turns[turn - 1])};
-      requests[0].input_ids.insert(requests[0].input_ids.begin(), unread);
+      fastv::Request& request = requests[0];
+      // One text token before the turn: its position is 0, and the others move on by one, in each of three rows.
+      const std::size_t length = request.input_ids.size(), axes = request.position_ids.size() / length;
+      for (std::int64_t& position : request.position_ids) ++position;
+      for (std::size_t axis = axes; axis-- > 0;)
+        request.position_ids.insert(request.position_ids.begin() + static_cast<std::ptrdiff_t>(axis * length), 0);
+      request.input_ids.insert(request.input_ids.begin(), unread);
     }
     fastv::Generation generation(chain, requests, prunings, limits, std::move(caches));
     std::size_t streamed = 0;

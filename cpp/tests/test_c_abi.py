@@ -21,7 +21,7 @@ class Policy(c.Structure):
         ("ratio", c.c_double),
         ("keep", c.c_int64),
         ("ranking", c.c_char_p),
-        ("scope_image", c.c_int),
+        ("scope", c.c_int),
         ("seed", c.c_uint64),
         ("required", c.c_int),
     )

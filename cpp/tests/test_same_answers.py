@@ -40,9 +40,7 @@ def in_python(chain: Chain, requests: Requests, given: dict[str, Any]) -> list[l
     batch, caches, turns = [requests[name][0] for name in given["names"]], None, []
     for later in [None, *given["later"]]:
         if later is not None:
-            one = requests[later][0]
-            ids = np.concatenate(([turns[-1][0]["tokens"][-1]], one.input_ids))
-            batch = [Request(ids, one.vision_inputs, one.image_sizes)]
+            batch = [requests[later][0].after([turns[-1][0]["tokens"][-1]])]
         done = Generation.start(chain, batch, prunings, limits, Sampling(), caches).finish()
         caches = done.caches
         turns.append(

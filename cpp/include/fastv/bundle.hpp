@@ -55,6 +55,14 @@ struct TokenRecord {
   std::vector<std::int64_t> eos;
 };
 
+// How pictures become tokens: largest size of each dynamic axis of the vision graph for one picture, and whether
+// positions have three rows. What the family's preprocessing needs besides is in the file, and not read here.
+struct VisionRecord {
+  std::map<std::string, std::int64_t> axes;
+  bool mrope = false;
+  std::int64_t deepstack = 0;  // decoder layers after which vision features are added once more
+};
+
 // bundle.json.
 struct Manifest {
   std::int64_t schema_version;
@@ -65,6 +73,7 @@ struct Manifest {
   std::vector<std::string> rankings;
   TokenRecord tokens;
   std::string image_token;
+  VisionRecord vision;                                      // of schema 2; as LLaVA has it for schema 1
   std::vector<std::pair<std::string, GraphRecord>> graphs;  // in the file's order
   std::vector<FileRecord> files;
 
@@ -74,7 +83,7 @@ struct Manifest {
 // A bundle that was read and checked. A value: copying it copies the description, never the weights.
 class Bundle {
  public:
-  static constexpr std::int64_t kSchemaVersion = 1;
+  static constexpr std::int64_t kSchemaVersion = 2;
 
   // Throws Error (bundle): no bundle there; a file is missing, altered or foreign; the schema is newer.
   // `check_hashes` compares every file with its SHA-256. Leave it on before loading a graph.

@@ -32,7 +32,7 @@ typedef struct {
   double ratio;        /* R, the share of image tokens to remove; not read if keep is 0 or more */
   int64_t keep;        /* image tokens to keep, or -1 */
   const char* ranking; /* "last-query", "received", "random", "uniform", "external"; NULL is last-query */
-  int scope_image;     /* 0: one pool for all images, 1: a share for each */
+  int scope;           /* 0: one pool for all images, 1: a share for each, 2: for each frame of a clip */
   uint64_t seed;       /* of the random ranking */
   int required;        /* 1: nothing to prune is an error */
 } fastv_pruning;
@@ -60,6 +60,11 @@ FASTV_API int fastv_request_new(const int64_t* ids, size_t count, const int64_t*
 /* An input of the vision graph, such as "pixel_values" [I,3,H,W]. Not copied: it has to outlive the request. */
 FASTV_API int fastv_request_vision_input(fastv_request* request, const char* name, const void* data, int dtype,
                                          const int64_t* shape, size_t rank, int place, fastv_error* error);
+/* Of an M-RoPE model with images: position ids [3, N] from the prompt's start. Copied. */
+FASTV_API int fastv_request_positions(fastv_request* request, const int64_t* positions, size_t count,
+                                      fastv_error* error);
+/* Image tokens of each frame, where an image is a clip, for scope 2. Copied. */
+FASTV_API int fastv_request_frames(fastv_request* request, const int64_t* sizes, size_t count, fastv_error* error);
 /* Scores for the ranking "external", one per image token. Copied. */
 FASTV_API int fastv_request_scores(fastv_request* request, const float* scores, size_t count, fastv_error* error);
 FASTV_API void fastv_request_free(fastv_request* request);
