@@ -18,8 +18,9 @@ VISION = "vision."
 
 
 def write_request(request: Request, path: str | os.PathLike[str]) -> None:
-    """Write `input_ids` [N], `image_sizes` [I], and `vision.<name>` for every input of the vision graph; `frame_sizes` and
-    `position_ids` [3,N] where the request has them. All but the vision inputs are int64.
+    """Write `input_ids` [N], `image_sizes` [I], and `vision.<name>` for every input of the vision graph.
+
+    `frame_sizes` and `position_ids` [3,N] are there where the request has them. All but the vision inputs are int64.
 
     Raises:
         InputError: the file cannot be written.
