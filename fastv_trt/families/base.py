@@ -122,6 +122,8 @@ class Family:
         together: whether the image processor is given all pictures of a prompt at once.
         front: whether image tokens stand before the prompt instead of in the place of a placeholder.
         prompt_tokenizer: folder of a second tokenizer, whose ids of the prompt are the input `prompt_ids`.
+        preprocessing: folder and config -> `Preprocessing`, for checkpoints that have no files transformers can read.
+        stops: tokens that end an answer, beside those that the checkpoint's own files name.
     """
 
     name: str
@@ -139,6 +141,8 @@ class Family:
     together: bool = False
     front: bool = False
     prompt_tokenizer: str | None = None
+    preprocessing: Callable[[Any, Any], Any] | None = None
+    stops: tuple[str, ...] = ()
 
 
 def join(media: Sequence[Media]) -> dict[str, NDArray[Any]]:

@@ -20,6 +20,8 @@ from numpy.typing import NDArray
 from transformers import AutoModelForImageTextToText
 from transformers.utils import logging as transformers_logging
 
+from fastv_trt.families import qwen_vl_model  # noqa: F401  (makes its classes known to transformers)
+
 Array = NDArray[np.float32]
 
 
