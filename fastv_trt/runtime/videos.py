@@ -42,6 +42,8 @@ def open_video(source: VideoLike, frames: int, multiple: int = 1) -> Clip:
     path = Path(source)
     if path.is_dir():
         pictures = sorted(p for p in path.iterdir() if p.suffix.lower() in PICTURES)
+        if not pictures:
+            raise InputError(f"expected a video file or a folder of pictures at {path}, found no picture in it")
         chosen = sample(len(pictures), frames, multiple)
         return _checked(Clip([np.asarray(open_image(pictures[i])) for i in chosen], [float(i) for i in chosen]))
     if not path.is_file():
@@ -67,6 +69,8 @@ def _decode(path: Path, frames: int, multiple: int) -> Clip:
         ) from error
     try:
         total = sum(1 for _ in _frames(av, path))
+        if not total:
+            raise InputError(f"expected a video with frames at {path}, found none in it")
         chosen = set(sample(total, frames, multiple))
         kept = [(frame, i) for i, frame in enumerate(_frames(av, path)) if i in chosen]
         if any(frame.width * frame.height > MAX_PIXELS for frame, _ in kept):

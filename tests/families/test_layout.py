@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from types import SimpleNamespace
 from typing import Any
 
@@ -179,3 +180,11 @@ def test_position_tables_are_resized_as_transformers_does(rows: int, columns: in
     table = np.random.default_rng(0).normal(size=side * side)
     wanted = (table[index.numpy()] * weights.numpy()).sum(-1)
     assert np.allclose((table[own_index] * own_weights).sum(-1).reshape(-1), wanted, atol=1e-5)
+
+
+def test_the_table_in_the_readme_is_the_recorded_one() -> None:
+    from tests.families.table import ROOT, with_table
+
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    rows = json.loads((ROOT / "docs" / "families.json").read_text(encoding="utf-8"))
+    assert with_table(readme, rows) == readme
