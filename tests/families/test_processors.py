@@ -40,7 +40,9 @@ def real_processor(name: str, folder: Path) -> Any:
         return transformers.PixtralProcessor(**common, patch_size=8, spatial_merge_size=1 + (name == "mistral3"))
     if name == "instructblip":
         second = AutoTokenizer.from_pretrained(folder / "qformer_tokenizer")
-        return transformers.InstructBlipProcessor(**common, qformer_tokenizer=second, num_query_tokens=8)
+        found = transformers.InstructBlipProcessor(**common, qformer_tokenizer=second, num_query_tokens=8)
+        found.image_token = transformers.AddedToken("<image>", special=True)  # a plain str fails in its __call__
+        return found
     video = {
         "llava_onevision": transformers.LlavaOnevisionVideoProcessor,
         "video_llava": transformers.VideoLlavaVideoProcessor,
