@@ -3,6 +3,7 @@
 #   make demo    answer questions about pictures with 0, 50 and 75 % of the picture dropped
 #   make test    the tests
 #   make lint    ruff and mypy --strict
+#   make families  the model families' tests; writes docs/families.json and the README's table
 #   make bench   prefill time against the share of dropped tokens
 #   make cpp-test   the C++ library: built, run under sanitizers, and compared with Python (needs Debian's packages too)
 #   make clean   remove all that these made
@@ -18,7 +19,7 @@ READY := $(VENV)/.ready
 # Bytecode is left to the first import: compiling all of torch and transformers takes longer than copying them.
 PIP := $(BIN)/python -m pip install -qq --no-compile --disable-pip-version-check -c constraints.txt
 
-.PHONY: setup demo test lint bench cpp-test clean
+.PHONY: setup demo test lint families bench cpp-test clean
 .DEFAULT_GOAL := demo
 .DELETE_ON_ERROR:
 
@@ -47,6 +48,10 @@ lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy --strict
+
+families: $(READY)
+	FASTV_FAMILIES_JSON=docs/families.json $(BIN)/python -m pytest -m families tests/families $(ARGS)
+	$(BIN)/python -m tests.families.table
 
 bench: $(READY)
 	$(BIN)/python benchmarks/prefill.py $(ARGS)

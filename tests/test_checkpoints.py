@@ -39,7 +39,7 @@ def loaded(folder: Path, dtype: torch.dtype = torch.float32, allow_pickle: bool 
     """What export would trace."""
     found = checkpoint.inspect_checkpoint(folder, 2, allow_pickle)
     with tempfile.TemporaryDirectory() as scratch:
-        return checkpoint.load(found, dtype, Path(scratch)).state_dict()
+        return checkpoint.load(found, dtype, Path(scratch))[0].state_dict()
 
 
 def same(a: State, b: State) -> bool:
@@ -203,6 +203,27 @@ def test_weights_of_two_dtypes(copy: Path) -> None:  # noqa: F811
     rewrite(copy, lambda state: {n: w.bfloat16() if "vision" in n else w for n, w in state.items()})
     found = checkpoint.inspect_checkpoint(copy, 2)
     assert checkpoint.notes(found, "fp32") == ("weights are stored as bf16 and fp32 and were cast to fp32",)
+
+
+def test_weights_that_the_model_has_no_use_for_are_named(copy: Path) -> None:  # noqa: F811
+    rewrite(copy, lambda state: {**state, "extra.weight": torch.ones(2), "rotary_emb.inv_freq": torch.ones(2)})
+    found = checkpoint.inspect_checkpoint(copy, 2)
+    with tempfile.TemporaryDirectory() as scratch:
+        _, said = checkpoint.load(found, torch.float32, Path(scratch))
+    assert said == ("weights of the checkpoint that this model does not use: 1, such as extra.weight",)
+
+
+def test_parts_that_a_model_keeps_in_fp32_are_not_rounded(
+    copy: Path,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from transformers import LlavaForConditionalGeneration
+
+    monkeypatch.setattr(LlavaForConditionalGeneration, "_keep_in_fp32_modules", ["multi_modal_projector"])
+    name = "model.multi_modal_projector.linear_1.weight"
+    state, stored = loaded(copy, torch.float16), loaded(copy)
+    assert state["lm_head.weight"].dtype == torch.float16
+    assert torch.equal(state[name], stored[name])
 
 
 def test_weights_beyond_fp16_are_not_made_infinite(copy: Path) -> None:  # noqa: F811

@@ -59,7 +59,7 @@ def test_a_head_size_that_is_not_the_quotient_matches(checkpoints: Checkpoints, 
     assert verify(bundle, checkpoint, ratios=(0.0, 0.5)).passed
 
 
-@pytest.mark.parametrize("kind", ["linear", "llama3", "yarn"])
+@pytest.mark.parametrize("kind", ["linear", "llama3", "yarn", "dynamic"])
 def test_scaled_rope_matches(checkpoints: Checkpoints, tmp_path: Path, kind: str) -> None:
     from fastv_trt.export import export
 
@@ -73,6 +73,7 @@ def test_scaled_rope_matches(checkpoints: Checkpoints, tmp_path: Path, kind: str
     }
     wanted = {
         "linear": ("rope_type", "rope_theta", "factor"),
+        "dynamic": ("rope_type", "rope_theta", "factor"),
         "yarn": ("rope_type", "rope_theta", "factor", "original_max_position_embeddings"),
     }.get(kind, tuple(rope))
     folder = tmp_path / "checkpoint"

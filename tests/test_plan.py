@@ -16,6 +16,7 @@ from fastv_trt.export.sizes import measure
 from fastv_trt.gpus import GPUS, RTX_COMPUTE
 from fastv_trt.limits import BuildLimits
 from tests.conftest import Run
+from tests.test_export_errors import LONGROPE
 
 CONFIGS = Path(__file__).parent / "configs"
 
@@ -55,6 +56,7 @@ def test_every_config_has_a_published_count() -> None:
 def test_published_models(name: str) -> None:
     sizes = measure(CONFIGS / f"{name}.json", 2)
     assert sizes.model.parameters / 1e9 == pytest.approx(PUBLISHED[name], abs=0.006)
+    assert sizes.refusal is None
     head = sizes.model.vocab_size * sizes.model.hidden_size
     assert sum(sizes.graphs.values()) - sizes.model.parameters == (head if name in TIED else 0)
 
@@ -133,7 +135,7 @@ def test_rows_that_fit_do_and_one_more_does_not() -> None:
 
 def test_a_model_that_export_refuses_says_so(cli: Run, tmp_path: Path) -> None:
     config = json.loads((CONFIGS / "llava-1.5-7b.json").read_text())
-    config["text_config"]["rope_parameters"] = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
+    config["text_config"]["rope_parameters"] = {**LONGROPE, "short_factor": [1.0] * 64, "long_factor": [2.0] * 64}
     (tmp_path / "config.json").write_text(json.dumps(config))
     assert "RoPE" in planned(cli, tmp_path)["refusal"]
     code, out, _ = cli("plan", tmp_path)

@@ -152,3 +152,20 @@ def test_image_positions_come_from_the_token_id() -> None:
     assert image_positions([7, 4, 4, 9, 4, 5], [4]).tolist() == [1, 2, 4]
     assert image_positions([7, 4, 4, 9, 4, 5], [4, 5]).tolist() == [1, 2, 4, 5]
     assert image_positions([7, 9], [4]).tolist() == []
+
+
+def test_more_than_3840_tokens_can_be_kept() -> None:
+    """TensorRT's TopK ends there; the choice is made on the host, so a video's tokens are not limited by it."""
+    scores = np.random.default_rng(0).permutation(9000).astype(np.float32)
+    keep = select(Pruning(keep=5000), 9010, np.arange(5, 9005), [9000], scores)
+    assert len(keep) == 5010
+    assert set(np.flatnonzero(scores >= 4000) + 5) == set(keep[(keep >= 5) & (keep < 9005)])
+
+
+@pytest.mark.parametrize("scope", ["image", "frame"])
+def test_every_group_gets_its_share(scope: str) -> None:
+    sizes, scores = [10, 4, 6], np.arange(20, dtype=np.float32)  # the last group would win everything
+    pruning = Pruning(ratio=0.5, scope=scope)  # type: ignore[arg-type]
+    keep = select(pruning, 20, np.arange(20), sizes, scores)
+    assert [int(((keep >= a) & (keep < b)).sum()) for a, b in ((0, 10), (10, 14), (14, 20))] == [5, 2, 3]
+    assert pruning.kept_tokens(sizes) == len(keep)

@@ -15,6 +15,7 @@ from fastv_trt.cli.check import check
 from fastv_trt.cli.demo import demo
 from fastv_trt.cli.doctor import doctor
 from fastv_trt.cli.export import export
+from fastv_trt.cli.families import families
 from fastv_trt.cli.inspect import inspect
 from fastv_trt.cli.plan import plan
 from fastv_trt.cli.run import run
@@ -43,7 +44,7 @@ def _options(
     """Options that stand before the command."""
 
 
-for command in (plan, export, run, verify, inspect, check, build, doctor, demo):
+for command in (plan, export, run, verify, inspect, check, build, doctor, demo, families):
     app.command()(command)
 
 

@@ -42,6 +42,14 @@ Images = Annotated[
     list[Path] | None,
     typer.Option("--image", "-i", help="A picture of the prompt; repeat it for several.", show_default=False),
 ]
+Videos = Annotated[
+    list[Path] | None,
+    typer.Option("--video", help="A video of the prompt: a file, or a folder of pictures.", show_default=False),
+]
+Frames = Annotated[
+    int | None,
+    typer.Option(help="Frames taken of each video; by default as the model's family does.", show_default=False),
+]
 Ratio = Annotated[
     float | None,
     typer.Option(
@@ -59,7 +67,12 @@ Ranking = Annotated[
         show_default=False,
     ),
 ]
-Scope = Annotated[str, typer.Option(help="all: one pool for all images; image: a share for each.")]
+Scope = Annotated[
+    str,
+    typer.Option(
+        help="all: one pool for all images; image: a share for each; frame: a share for each frame of a video."
+    ),
+]
 
 console = Console(stderr=True, highlight=False)
 """Progress and notes go to stderr, so that stdout holds the result alone."""

@@ -11,11 +11,13 @@ from fastv_trt import cost
 from fastv_trt.bundle import Bundle
 from fastv_trt.cli.common import (
     BundlePath,
+    Frames,
     Images,
     JsonFlag,
     Keep,
     Ratio,
     Scope,
+    Videos,
     mebibytes,
     output,
     print_json,
@@ -29,6 +31,8 @@ def inspect(
     bundle: BundlePath,
     prompt: Annotated[str | None, typer.Option("--prompt", "-p", help="Count its tokens, without running.")] = None,
     image: Images = None,
+    video: Videos = None,
+    frames: Frames = None,
     ratio: Ratio = None,
     keep: Keep = None,
     scope: Scope = "all",
@@ -48,8 +52,9 @@ def inspect(
         content["engines"] = doctor.engines(opened)
     if prompt is not None:
         pruning = pruning_of(opened.manifest.rankings, ratio, keep, None, scope, 0)
-        content["prompt"] = _prompt(opened, prompt, list(image or []), pruning, max_new_tokens, raw)
-    elif image:
+        media = (list(image or []), list(video or []), frames)
+        content["prompt"] = _prompt(opened, prompt, media, pruning, max_new_tokens, raw)
+    elif image or video:
         raise InputError("expected --prompt with --image, found none; a picture is counted as part of a prompt")
     if json:
         print_json(content)
@@ -85,15 +90,24 @@ def describe(bundle: Bundle) -> dict[str, Any]:
     }
 
 
-def _prompt(bundle: Bundle, prompt: str, images: list[Any], pruning: Any, new_tokens: int, raw: bool) -> dict[str, Any]:
+def _prompt(
+    bundle: Bundle,
+    prompt: str,
+    media: tuple[list[Any], list[Any], int | None],
+    pruning: Any,
+    new_tokens: int,
+    raw: bool,
+) -> dict[str, Any]:
     from fastv_trt.runtime.processing import Processor
 
     manifest = bundle.manifest
     processor = Processor.of(bundle)
-    text = prompt if raw else processor.render([processor.user(prompt, len(images))])
-    request = processor.request(text, images)
+    images, videos, frames = media
+    plain = raw or (processor.family.front and not processor.has_chat_template)
+    text = prompt if plain else processor.render([processor.user(prompt, len(images), len(videos))])
+    request = processor.request(text, images, videos, frames=frames)
     total, image_tokens = len(request.input_ids), sum(request.image_sizes)
-    kept = pruning.kept_tokens(request.image_sizes)
+    kept = pruning.kept_tokens(request.groups(pruning.scope))
     remaining = total - image_tokens + kept
     full = cost.kv_bytes(manifest.model, manifest.dtype, manifest.k, total + new_tokens, total + new_tokens)
     pruned = cost.kv_bytes(manifest.model, manifest.dtype, manifest.k, total + new_tokens, remaining + new_tokens)

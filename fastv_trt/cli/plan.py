@@ -88,7 +88,7 @@ def describe(
                 profile.name: {axis: str(sizes) for axis, sizes in profile.axes.items()}
                 for profile in profiles(graph, chosen)
             }
-            for graph in ("vision", "prefix", "suffix")
+            for graph in ("prefix", "suffix")
         },
         "engine_bytes": {
             "plans": memory.plans,

@@ -12,6 +12,7 @@ from fastv_trt.cli.common import (
     BundlePath,
     Device,
     Engine,
+    Frames,
     Images,
     JsonFlag,
     Keep,
@@ -19,6 +20,7 @@ from fastv_trt.cli.common import (
     Ratio,
     Scope,
     Threads,
+    Videos,
     console,
     mebibytes,
     print_json,
@@ -31,6 +33,8 @@ def run(
     bundle: BundlePath,
     prompt: Annotated[str, typer.Option("--prompt", "-p", help="The question. - reads it from stdin.")],
     image: Images = None,
+    video: Videos = None,
+    frames: Frames = None,
     ratio: Ratio = None,
     keep: Keep = None,
     ranking: Ranking = None,
@@ -70,7 +74,7 @@ def run(
     pruning = pruning_of(opened.manifest.rankings, ratio, keep, ranking, scope, seed, require_pruning)
     limits, sampling = Limits(max_new_tokens), Sampling(temperature, top_p, seed)
     runtime = Runtime.load(opened, device=device, engine=engine, threads=threads)
-    request = runtime.request(text, pictures, raw=raw)
+    request = runtime.request(text, pictures, videos=list(video or []), frames=frames, raw=raw)
     stream = runtime.stream(request, pruning, limits, sampling)
     for piece in stream:
         if not json:

@@ -69,7 +69,10 @@ def export(
         raise InputError(f"expected dtype {', '.join(source.DTYPES)}, found {dtype!r}")
     found = source.inspect_checkpoint(checkpoint, k, allow_pickle)
     family, config = found.family, found.config
-    processor = Preprocessing.load(Path(checkpoint), family.prompt_tokenizer)
+    if family.preprocessing is None:
+        processor = Preprocessing.load(Path(checkpoint), family.prompt_tokenizer)
+    else:
+        processor = family.preprocessing(Path(checkpoint), config)
     vision = _vision_record(family, config, processor)
     notes = source.notes(found, dtype)
     steps = ["load", "vision", "prefix", "suffix", *(f"rank-{name}" for name in names), "hash"]
@@ -87,7 +90,8 @@ def export(
 
     with bundle.writing(output) as folder, _scratch(folder) as scratch:
         on_step("load", 0, len(steps))
-        model: Any = source.load(found, source.DTYPES[dtype], scratch)
+        model: Any
+        model, said = source.load(found, source.DTYPES[dtype], scratch)
         decoder = Decoder.of(model)
         (folder / "onnx").mkdir()
         records: dict[str, bundle.GraphRecord] = {}
@@ -109,14 +113,14 @@ def export(
             k=k,
             dtype=cast(Literal["fp32", "fp16", "bf16"], dtype),
             rankings=names,
-            tokens=_tokens(model, image_tokens),
+            tokens=_tokens(model, image_tokens, processor.tokenizer.convert_tokens_to_ids(list(family.stops))),
             image_token=vision.settings["image"],
             vision=vision,
             graphs=records,
             files=(),
         )
         complete = bundle.finish(folder, manifest)
-    return Exported(bundle.Bundle(Path(output), complete), notes)
+    return Exported(bundle.Bundle(Path(output), complete), (*notes, *said))
 
 
 @contextmanager
@@ -195,9 +199,9 @@ def _vision_record(family: Family, config: Any, processor: Preprocessing) -> bun
     )
 
 
-def _tokens(model: Any, image_tokens: tuple[int, ...]) -> bundle.TokenRecord:
+def _tokens(model: Any, image_tokens: tuple[int, ...], stops: Sequence[int]) -> bundle.TokenRecord:
     eos: Any = getattr(model.generation_config, "eos_token_id", None)
     if eos is None:
         eos = model.config.get_text_config().eos_token_id
     ids = (eos,) if isinstance(eos, int) else tuple(eos or ())
-    return bundle.TokenRecord(image=image_tokens, eos=ids)
+    return bundle.TokenRecord(image=image_tokens, eos=tuple(dict.fromkeys((*ids, *stops))))

@@ -15,8 +15,12 @@ from fastv_trt.errors import InputError, UnsupportedModelError
 from fastv_trt.export import weights
 from fastv_trt.export.decoder import check as check_decoder
 from fastv_trt.export.folder import checkpoint_folder, refuse_without_processor
-from fastv_trt.export.recast import recast
-from fastv_trt.families import Family, family_of
+from fastv_trt.export.recast import recast, refuse_infinite
+from fastv_trt.families import (
+    Family,
+    family_of,
+    qwen_vl_model,  # noqa: F401  (makes its classes known to transformers)
+)
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
@@ -71,7 +75,8 @@ def inspect_checkpoint(path: str | os.PathLike[str], k: int, allow_pickle: bool 
             f"expected vision weights ({family.vision_weights[0]}*) in {folder}, found none; "
             "this is only the language model"
         )
-    refuse_without_processor(folder)
+    if family.preprocessing is None:
+        refuse_without_processor(folder)
     return Checkpoint(folder, family, config, found)
 
 
@@ -88,7 +93,9 @@ def _refuse_quantized(folder: Path, config: Any) -> None:
     )
 
 
-def load(checkpoint: Checkpoint, dtype: torch.dtype, scratch: Path, attention: str = "sdpa") -> PreTrainedModel:
+def load(
+    checkpoint: Checkpoint, dtype: torch.dtype, scratch: Path, attention: str = "sdpa"
+) -> tuple[PreTrainedModel, tuple[str, ...]]:
     """Load a checkpoint for inference. Its weights stay on the disk, mapped, and are read as they are used.
 
     Args:
@@ -97,6 +104,9 @@ def load(checkpoint: Checkpoint, dtype: torch.dtype, scratch: Path, attention: s
         scratch: an empty folder that outlives the model; weights of another dtype are cast into it.
         attention: name of the attention implementation.
 
+    Returns:
+        The model, and what its user should know of it.
+
     Raises:
         InputError: weights that the model needs are missing from the checkpoint, do not fit its config, or are
             beyond the range of `dtype`.
@@ -104,7 +114,9 @@ def load(checkpoint: Checkpoint, dtype: torch.dtype, scratch: Path, attention: s
     """
     folder, pickled = checkpoint.folder, checkpoint.weights.pickled
     transformers_logging.disable_progress_bar()  # a step of export has its own
-    if not _is_mapped(checkpoint, dtype):
+    other = any(DTYPES.get(stored) != dtype for stored in checkpoint.weights.stored)
+    in_memory = other and _keeps_fp32(checkpoint.config, dtype)
+    if other and not in_memory:
         recast(checkpoint.weights, dtype, folder, scratch)
         folder, pickled = scratch, False
     try:
@@ -126,20 +138,26 @@ def load(checkpoint: Checkpoint, dtype: torch.dtype, scratch: Path, attention: s
         raise InputError(
             f"expected weights for every parameter in {checkpoint.folder}, found {len(missing)} missing: {missing[0]}"
         )
-    result: PreTrainedModel = model.eval().requires_grad_(False)
-    return result
+    if in_memory:
+        for name, parameter in model.named_parameters():
+            refuse_infinite(name, parameter)
+    # Buffers of positions and RoPE, which some checkpoints carry, are made anew and not missed.
+    unused = sorted(name for name in report["unexpected_keys"] if not name.endswith(("inv_freq", "position_ids")))
+    said = (
+        (f"weights of the checkpoint that this model does not use: {len(unused)}, such as {unused[0]}",)
+        if unused
+        else ()
+    )
+    return model.eval().requires_grad_(False), said
 
 
-def _is_mapped(checkpoint: Checkpoint, dtype: torch.dtype) -> bool:
-    """Whether transformers takes the weights as they lie in the files.
+def _keeps_fp32(config: Any, dtype: torch.dtype) -> bool:
+    """Whether the model keeps parts in fp32 although `dtype` is asked for.
 
-    Some models keep parts in fp32 whatever is asked for. Their weights must not be rounded on the way, so
-    transformers casts them, in memory.
+    Their weights must not be rounded on the way, so transformers casts such a model, in memory.
     """
-    if all(DTYPES.get(stored) == dtype for stored in checkpoint.weights.stored):
-        return True
     with torch.device("meta"):
-        model: Any = AutoModelForImageTextToText.from_config(checkpoint.config)
+        model: Any = AutoModelForImageTextToText.from_config(config)
     return bool(model._get_dtype_plan(dtype))
 
 

@@ -23,7 +23,8 @@ from fastv_trt.export import ops
 
 # text_config.model_type; Vicuna is a llama
 KNOWN = ("llama", "mistral", "qwen2", "qwen3", "qwen2_vl_text", "qwen2_5_vl_text", "qwen3_vl_text")
-STATIC_ROPE = ("default", "linear", "llama3", "yarn")  # the same frequencies at every length
+# The same frequencies at every length; of dynamic NTK, at every length within the context, and more is refused.
+STATIC_ROPE = ("default", "linear", "llama3", "yarn", "dynamic")
 _ATTENTION = "fastv_trt_onnx"
 
 
@@ -213,6 +214,8 @@ def tracing(decoder: Decoder) -> Iterator[None]:
         decoder.config._attn_implementation = _ATTENTION
         home = sys.modules[type(decoder.layers[0].self_attn).__module__]
         stack.enter_context(mock.patch.object(home, "apply_rotary_pos_emb", _rotary))
+        if getattr(decoder.rotary, "rope_type", None) == "dynamic":  # no look at the length, which cannot be traced
+            stack.enter_context(mock.patch.object(decoder.rotary, "rope_type", "default"))
         for norm in (decoder.norm, *decoder.layers.modules()):
             if type(norm).__name__.endswith("RMSNorm"):
                 stack.enter_context(mock.patch.object(norm, "forward", _rms_norm(norm)))

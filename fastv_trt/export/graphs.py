@@ -252,6 +252,7 @@ def _deepstack(count: int, size: int, dtype: torch.dtype) -> Argument:
 
 def vision(family: Family, config: Any, model: Any) -> Traceable:
     """The vision graph of a model."""
+    family.prepare(model)
     dtype, size, extra = model.dtype, int(config.get_text_config().hidden_size), family.deepstack(config)
     inputs = family.inputs(config)
     names = dict.fromkeys(axis for i in inputs for axis in i.axes if isinstance(axis, str))

@@ -78,8 +78,13 @@ def _cast(name: str, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     if not tensor.is_floating_point():
         return tensor.clone()
     result = tensor.to(dtype, copy=True)
-    if not torch.isfinite(result).all():
-        raise InputError(
-            f"expected weights within the range of {dtype}, found {name} beyond it; export in another dtype"
-        )
+    refuse_infinite(name, result)
     return result.contiguous()
+
+
+def refuse_infinite(name: str, weight: torch.Tensor) -> None:
+    """Raise InputError if a weight that was cast is not finite."""
+    if not torch.isfinite(weight).all():
+        raise InputError(
+            f"expected weights within the range of {weight.dtype}, found {name} beyond it; export in another dtype"
+        )

@@ -6,6 +6,7 @@ import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -16,8 +17,12 @@ from fastv_trt.bundle import ModelRecord
 from fastv_trt.cost import ITEM_BYTES
 from fastv_trt.errors import InputError, UnsupportedModelError
 from fastv_trt.export.decoder import check as check_decoder
-from fastv_trt.families import family_of
+from fastv_trt.families import (
+    family_of,
+    qwen_vl_model,  # noqa: F401  (makes its classes known to transformers)
+)
 
+_WIDTHS = ("embed_dim", "hidden_size", "width")  # what families call it; Qwen2-VL's hidden_size is the decoder's
 _DEFAULT_IMAGE_TOKENS = 576  # of a LLaVA-1.5 picture, and of the paper
 
 
@@ -132,8 +137,8 @@ def _count(module: nn.Module) -> int:
 
 
 def _vision(config: Any) -> Vision:
-    tower = config.vision_config
-    width = int(getattr(tower, "embed_dim", None) or tower.hidden_size)
+    tower = getattr(config, "vision_config", None) or SimpleNamespace(model_type="", **config.visual)
+    width = int(next(size for name in _WIDTHS if (size := getattr(tower, name, None))))
     ffn = int(getattr(tower, "intermediate_size", None) or width * getattr(tower, "mlp_ratio", 4))
     merge = int(getattr(tower, "spatial_merge_size", None) or getattr(config, "spatial_merge_size", None) or 1) ** 2
     side, patch = _first(getattr(tower, "image_size", None)), _first(getattr(tower, "patch_size", 14))

@@ -25,6 +25,7 @@ BUILT_IN = (
     "idefics3",
     "pixtral",
     "mistral3",
+    "qwen_vl_chat",
 )
 
 # Known, and known not to fit: the reason is the answer.

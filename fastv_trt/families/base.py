@@ -121,7 +121,10 @@ class Family:
         deepstack: config -> number of decoder layers after which DeepStack adds features.
         together: whether the image processor is given all pictures of a prompt at once.
         front: whether image tokens stand before the prompt instead of in the place of a placeholder.
+        prepare: called once with the model, before `features` is traced.
         prompt_tokenizer: folder of a second tokenizer, whose ids of the prompt are the input `prompt_ids`.
+        preprocessing: folder and config -> `Preprocessing`, for checkpoints that have no files transformers can read.
+        stops: tokens that end an answer, beside those that the checkpoint's own files name.
     """
 
     name: str
@@ -138,11 +141,17 @@ class Family:
     deepstack: Callable[[Any], int] = lambda config: 0
     together: bool = False
     front: bool = False
+    prepare: Callable[[Any], None] = lambda model: None
     prompt_tokenizer: str | None = None
+    preprocessing: Callable[[Any, Any], Any] | None = None
+    stops: tuple[str, ...] = ()
 
 
 def join(media: Sequence[Media]) -> dict[str, NDArray[Any]]:
-    """The vision graph's inputs for all pictures of a prompt, in its order."""
+    """The vision graph's inputs for all pictures of a prompt, in its order.
+
+    An input that no picture fills gets one blank row: towers cannot run on none, and no index names what it becomes.
+    """
     joined: dict[str, NDArray[Any]] = {}
     for name in media[0].inputs:
         pieces: list[NDArray[Any]] = []
@@ -153,7 +162,8 @@ def join(media: Sequence[Media]) -> dict[str, NDArray[Any]]:
                 count, below = count + item.count, below + item.below
             else:
                 pieces.append(item)
-        joined[name] = np.concatenate(pieces)
+        whole = np.concatenate(pieces)
+        joined[name] = whole if len(whole) else np.zeros((1, *whole.shape[1:]), dtype=whole.dtype)
     return joined
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fastv_trt.errors import InputError
 from fastv_trt.families.base import Arrays, Family, Input, Media, Settings
@@ -31,27 +30,28 @@ def inputs(config: Any) -> tuple[Input, ...]:
     return (Input("pixel_values", ("I", int(config.vision_config.num_channels), side, side)),)
 
 
-def places(side: int) -> NDArray[np.int64]:
-    """Which position embedding each patch of a whole tile takes, [side * side].
+def prepare(model: Any) -> None:
+    """Find out which position embedding each patch of a whole tile takes, from the model itself.
 
-    The model finds it by its place in the tile as a fraction, in float32, so here are the same steps: a fraction that
-    falls on a boundary may land on either side of it.
+    It goes by the patch's place in the tile as a fraction in float32, which may fall on either side of a boundary.
     """
-    boundaries = np.arange(1 / side, 1.0, 1 / side).astype(np.float32)
-    fractions = np.arange(side, dtype=np.float32) * (np.float32(1.0) / np.float32(side))
-    bucket = np.searchsorted(boundaries, np.minimum(fractions, np.float32(1.0 - 1e-6)), side="right")
-    grid: NDArray[np.int64] = (bucket[:, None] * side + bucket[None, :]).astype(np.int64)
-    return grid.reshape(-1)
+    import torch
+
+    embeddings, seen = model.model.vision_model.embeddings, []
+    handle = embeddings.position_embedding.register_forward_pre_hook(lambda module, args: seen.append(args[0]))
+    weight, size, side = embeddings.patch_embedding.weight, embeddings.image_size, embeddings.num_patches_per_side
+    with torch.no_grad():
+        embeddings(weight.new_zeros(1, weight.shape[1], size, size), torch.ones(1, side, side, dtype=torch.bool))
+    handle.remove()
+    embeddings.register_buffer("whole_tile", seen[0][0], persistent=False)
 
 
 def features(model: Any, pixel_values: Any) -> Any:
-    import torch
-
     inner, tower = model.model, model.model.vision_model
     embeddings = tower.embeddings
-    chosen = torch.tensor(places(embeddings.num_patches_per_side).tolist())
     patches = embeddings.patch_embedding(pixel_values).flatten(2).transpose(1, 2)
-    states = tower.encoder(inputs_embeds=patches + embeddings.position_embedding(chosen)).last_hidden_state
+    places = embeddings.position_embedding(embeddings.whole_tile)
+    states = tower.encoder(inputs_embeds=patches + places).last_hidden_state
     return inner.connector(tower.post_layernorm(states)).flatten(0, 1)
 
 
@@ -75,5 +75,6 @@ FAMILY = Family(
     inputs=inputs,
     features=features,
     image=image,
+    prepare=prepare,
     towers=("idefics3_vision", "smolvlm_vision"),
 )

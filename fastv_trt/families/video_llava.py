@@ -15,6 +15,7 @@ def settings(config: Any, preprocessing: Any) -> dict[str, Any]:
     return {
         "tokens": llava.tokens_per_picture(config),
         "per_frame": (side // int(config.vision_config.patch_size)) ** 2 + 1,
+        "options": {"return_legacy_image_output": False},  # which has another name for pixel_values
         "clip": frames.settings(preprocessing, side),
         "axes": {"I": 1, "F": 8},
     }

@@ -11,12 +11,13 @@ import numpy as np
 
 from fastv_trt.bundle import Bundle
 from fastv_trt.errors import BundleError, InputError
-from fastv_trt.families import Clip, Media, by_name, join, mrope
+from fastv_trt.families import Media, by_name, join, mrope
 from fastv_trt.families.base import Arrays
 from fastv_trt.families.preprocessing import Preprocessing
 from fastv_trt.pruning import image_positions
 from fastv_trt.runtime.chain import Request
 from fastv_trt.runtime.images import ImageLike, open_image
+from fastv_trt.runtime.videos import VideoLike, open_video
 
 Message = dict[str, Any]
 
@@ -57,6 +58,7 @@ class Processor:
             InputError: the text has placeholders, but not as many as there are pictures and clips.
         """
         found = [] if self.family.front else self._placeholder.findall(text)
+        self._check_video(videos)
         if not found:
             content = [{"type": "image"}] * images + [{"type": "video"}] * videos + [{"type": "text", "text": text}]
             return {"role": "user", "content": content}
@@ -91,8 +93,9 @@ class Processor:
         self,
         prompt: str,
         images: Sequence[ImageLike] = (),
-        videos: Sequence[Clip] = (),
+        videos: Sequence[VideoLike] = (),
         *,
+        frames: int | None = None,
         continuing: bool = False,
     ) -> Request:
         """Tokenize a rendered prompt and preprocess its pictures.
@@ -100,7 +103,8 @@ class Processor:
         Args:
             prompt: with one image token per picture and one video token per clip.
             images: the pictures.
-            videos: the clips.
+            videos: the clips: files, folders of pictures, or frames.
+            frames: taken of each video; by default as many as the family says.
             continuing: a later turn: no start-of-text token is added.
 
         Raises:
@@ -111,7 +115,7 @@ class Processor:
             prompt.encode("utf-8")
         except UnicodeEncodeError as error:
             raise InputError("expected a prompt of Unicode text, found bytes that are not UTF-8") from error
-        media, text = self._expand(prompt, images, videos)
+        media, text = self._expand(prompt, images, videos, frames)
         # A template that writes the start token itself must not get a second one.
         bos = self._tokenizer.bos_token
         special = not continuing and not (bos and prompt.startswith(bos))
@@ -162,10 +166,14 @@ class Processor:
                 found += [{name: value[i : i + 1] for name, value in whole.items()} for i in range(len(batch))]
         return found
 
-    def video_outputs(self, videos: Sequence[Clip]) -> list[Arrays]:
+    def video_outputs(self, videos: Sequence[VideoLike], frames: int | None = None) -> list[Arrays]:
         """What the family makes of each clip, as a video processor would."""
+        self._check_video(len(videos))
         video = self.family.video
-        return [video.outputs(self._vision.settings, clip) for clip in videos] if video else []
+        if video is None:
+            return []
+        clips = [open_video(source, frames or video.frames, video.multiple) for source in videos]
+        return [video.outputs(self._vision.settings, clip) for clip in clips]
 
     def decode(self, ids: Sequence[int], *, special: bool = False) -> str:
         """Token ids to text."""
@@ -173,7 +181,9 @@ class Processor:
             self._tokenizer.decode(list(ids), skip_special_tokens=not special, clean_up_tokenization_spaces=False)
         )
 
-    def _expand(self, prompt: str, images: Sequence[ImageLike], videos: Sequence[Clip]) -> tuple[list[Media], str]:
+    def _expand(
+        self, prompt: str, images: Sequence[ImageLike], videos: Sequence[VideoLike], frames: int | None
+    ) -> tuple[list[Media], str]:
         """The pictures and clips in the order of the prompt, and the prompt with their tokens in it."""
         settings, video = self._vision.settings, self.family.video
         found = [] if self.family.front else self._placeholder.findall(prompt)
@@ -184,18 +194,21 @@ class Processor:
         pictures = iter([self.family.image(settings, outputs) for outputs in self.outputs(images)])
         if self.family.front:
             return list(pictures), prompt
-        clips = iter([video.media(settings, outputs) for outputs in self.video_outputs(videos)] if video else [])
+        made = self.video_outputs(videos, frames)
+        clips = iter([video.media(settings, outputs) for outputs in made] if video else [])
         media = [next(clips) if token == self.video_token else next(pictures) for token in found]
         texts = iter(media)
         return media, self._placeholder.sub(lambda _: next(texts).text, prompt)
 
     def _check_placeholders(self, found: Sequence[str], images: int, videos: int) -> None:
         clips = sum(token == self.video_token for token in found)
-        if videos and self.family.video is None:
-            raise InputError(f"expected a model that reads videos, found {self.family.name}, which does not")
         if len(found) - clips != images:
             raise InputError(
                 f"expected as many images as placeholders in the prompt, found {images} for {len(found) - clips}"
             )
         if clips != videos:
             raise InputError(f"expected as many videos as placeholders in the prompt, found {videos} for {clips}")
+
+    def _check_video(self, videos: int) -> None:
+        if videos and self.family.video is None:
+            raise InputError(f"expected pictures for {self.family.name}, found a video, which it does not read")

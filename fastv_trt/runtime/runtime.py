@@ -21,6 +21,7 @@ from fastv_trt.runtime.generation import Generation, Limits
 from fastv_trt.runtime.images import ImageLike
 from fastv_trt.runtime.processing import Message, Processor
 from fastv_trt.runtime.sampling import Sampling
+from fastv_trt.runtime.videos import VideoLike
 
 ANSWER = "\u27e6answer\u27e7"
 """Stands for an answer when a conversation is rendered: the answer itself is in the caches, as tokens."""
@@ -110,19 +111,33 @@ class Runtime:
         """Loaded when text or pictures first need it; ids and pixel values never do."""
         return Processor.of(self.bundle)
 
-    def request(self, prompt: str, images: Sequence[ImageLike] = (), *, raw: bool = False) -> Request:
+    def request(
+        self,
+        prompt: str,
+        images: Sequence[ImageLike] = (),
+        *,
+        videos: Sequence[VideoLike] = (),
+        frames: int | None = None,
+        raw: bool = False,
+    ) -> Request:
         """Make a request of a prompt: through the chat template, or as it stands if `raw`."""
-        given: object = images  # a single path is a sequence too, of characters
-        if isinstance(given, (str, bytes)) or not isinstance(given, Sequence):
-            raise InputError(f"expected a list of images, found {type(images).__name__}; write [image] for one")
-        text = prompt if raw else self.processor.render([self.processor.user(prompt, len(images))])
-        return self.processor.request(text, images)
+        for name, given in (("images", images), ("videos", videos)):
+            if isinstance(given, (str, bytes)) or not isinstance(given, Sequence):  # a path is a sequence of characters
+                raise InputError(
+                    f"expected a list of {name}, found {type(given).__name__}; write [{name[:-1]}] for one"
+                )
+        processor = self.processor
+        plain = raw or (processor.family.front and not processor.has_chat_template)
+        text = prompt if plain else processor.render([processor.user(prompt, len(images), len(videos))])
+        return processor.request(text, images, videos, frames=frames)
 
     def generate(
         self,
         prompt: str,
         images: Sequence[ImageLike] = (),
         *,
+        videos: Sequence[VideoLike] = (),
+        frames: int | None = None,
         pruning: Pruning = Pruning(ratio=0.5),
         limits: Limits = Limits(),
         sampling: Sampling = Sampling(),
@@ -133,11 +148,15 @@ class Runtime:
         Args:
             prompt: the question; with `raw`, the whole prompt with an image token per picture.
             images: paths, PIL images or arrays.
+            videos: files, folders of pictures, or clips.
+            frames: taken of each video; by default as many as the model's family says.
             pruning: what to drop after layer K. `Pruning(ratio=0)` runs the model unpruned.
             limits: number of new tokens, stop tokens.
             sampling: greedy unless told otherwise.
         """
-        return self.answers([self.request(prompt, images, raw=raw)], pruning, limits, sampling)[0]
+        return self.answers(
+            [self.request(prompt, images, videos=videos, frames=frames, raw=raw)], pruning, limits, sampling
+        )[0]
 
     def answers(
         self,

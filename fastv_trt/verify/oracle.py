@@ -20,6 +20,8 @@ from numpy.typing import NDArray
 from transformers import AutoModelForImageTextToText
 from transformers.utils import logging as transformers_logging
 
+from fastv_trt.families import qwen_vl_model  # noqa: F401  (makes its classes known to transformers)
+
 Array = NDArray[np.float32]
 
 
@@ -81,8 +83,9 @@ class Oracle:
 
     def image_features(self, inputs: Mapping[str, torch.Tensor]) -> Array:
         """Features of all pictures, or of all clips where there are no pictures, [M, d]."""
-        road = self.model.get_image_features if "pixel_values" in inputs else self.model.get_video_features
-        accepted = inspect.signature(road).parameters
+        name = "get_image_features" if "pixel_values" in inputs else "get_video_features"
+        road = getattr(self.model, name, None) or getattr(self.model.model, name)
+        accepted = {*inspect.signature(road).parameters, "image_sizes"}  # LLaVA hands it on to a Pixtral tower
         with torch.no_grad():
             output = road(**{n: t for n, t in inputs.items() if n in accepted}, return_dict=True).pooler_output
         rows = torch.cat(list(output)) if isinstance(output, (list, tuple)) else output.flatten(0, -2)
