@@ -5,6 +5,7 @@
 #   make lint    ruff and mypy --strict
 #   make families  the model families' tests; writes docs/families.json and the README's table
 #   make bench   prefill time against the share of dropped tokens
+#   make cpp-test   the C++ library: built, run under sanitizers, and compared with Python (needs Debian's packages too)
 #   make clean   remove all that these made
 #
 # PYTHON chooses the interpreter, VENV the folder of the environment, ARGS is passed on (make test ARGS="-m slow").
@@ -18,7 +19,7 @@ READY := $(VENV)/.ready
 # Bytecode is left to the first import: compiling all of torch and transformers takes longer than copying them.
 PIP := $(BIN)/python -m pip install -qq --no-compile --disable-pip-version-check -c constraints.txt
 
-.PHONY: setup demo test lint families bench clean
+.PHONY: setup demo test lint families bench cpp-test clean
 .DEFAULT_GOAL := demo
 .DELETE_ON_ERROR:
 
@@ -54,6 +55,10 @@ families: $(READY)
 
 bench: $(READY)
 	$(BIN)/python benchmarks/prefill.py $(ARGS)
+
+cpp-test: $(READY)
+	cpp/setup.sh build/cpp/deps $(BIN)/python
+	cpp/test.sh build/cpp $(BIN)/python
 
 clean:
 	rm -rf $(VENV) .ci/venv demo-output build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache

@@ -48,6 +48,10 @@ def run(
         bool, typer.Option("--require-pruning", help="Fail if there is nothing to prune.")
     ] = False,
     save_kept: Annotated[Path | None, typer.Option(help="Draw the kept patches and the scores to this PNG.")] = None,
+    dump_inputs: Annotated[
+        Path | None,
+        typer.Option(help="Write the ids and pixel values to this safetensors file, for other programs, and stop."),
+    ] = None,
     device: Device = "cpu",
     engine: Engine = None,
     threads: Threads = None,
@@ -64,6 +68,9 @@ def run(
         raise InputError(f"expected a folder to write {save_kept} into, found none; make it first")
     text = sys.stdin.read().strip() if prompt == "-" else prompt
     opened = Bundle.open(bundle)
+    if dump_inputs is not None:
+        _dump(opened, text, pictures, raw, dump_inputs)
+        return
     pruning = pruning_of(opened.manifest.rankings, ratio, keep, ranking, scope, seed, require_pruning)
     limits, sampling = Limits(max_new_tokens), Sampling(temperature, top_p, seed)
     runtime = Runtime.load(opened, device=device, engine=engine, threads=threads)
@@ -91,6 +98,20 @@ def run(
         f"({', '.join(f'{part} {value}' for part, value in milliseconds.items() if part != 'decode')}); "
         f"{answer.decode_steps} decode steps {milliseconds['decode']} ms; KV {mebibytes(answer.kv_bytes)}",
         style="dim",
+    )
+
+
+def _dump(bundle: Any, text: str, pictures: list[Path], raw: bool, path: Path) -> None:
+    """Write what the graphs would be given; nothing is run."""
+    from fastv_trt.runtime.processing import Processor
+    from fastv_trt.runtime.request_file import write_request
+
+    processor = Processor.of(bundle)
+    prompt = text if raw else processor.render([processor.user(text, len(pictures))])
+    request = processor.request(prompt, pictures)
+    write_request(request, path)
+    console.print(
+        f"wrote {len(request.input_ids)} tokens, {sum(request.image_sizes)} of pictures, to {path}", style="dim"
     )
 
 
