@@ -121,6 +121,70 @@ class VerificationRecord(_Record):
     passed: bool
 
 
+class PruningRecord(_Record):
+    """A policy as plain values: the arguments of `fastv_trt.Pruning`, one of ratio, keep and mass given."""
+
+    ratio: float | None = None
+    keep: int | None = None
+    mass: float | None = None
+    min_keep: int = 0
+    max_keep: int | None = None
+    ranking: str
+    scope: Literal["all", "image", "frame"] = "all"
+    seed: int = 0
+
+
+class OperatingPointRecord(_Record):
+    """The default policy of this bundle, and what `fastv-trt calibrate` measured of it.
+
+    Attributes:
+        measure: what quality is: accuracy, agreement, kl or kl-forced.
+        reference: quality at R = 0; accuracy and agreement in percent, KL in nats.
+        quality, low, high: of the policy, with one-sided bounds of `confidence`; accuracy as the difference from the
+            reference in points.
+        ttft_ratio: median of TTFT over TTFT at R = 0, on `device`.
+        kept_share: mean share of image tokens kept.
+    """
+
+    pruning: PruningRecord
+    tool: str
+    device: str
+    samples: int
+    samples_sha256: str
+    budget: str
+    measure: str
+    reference: float
+    quality: float
+    low: float
+    high: float
+    confidence: float
+    ttft_ratio: float
+    kept_share: float
+
+
+class QuantizationRecord(_Record):
+    """How `fastv-trt quantize` made this bundle from a floating-point one.
+
+    Attributes:
+        target: what the form is for; "any" runs well on both.
+        block: rows of a weight that share a scale; only for int4.
+        smooth: alpha of the migration of scales from activations into weights; only for int8 and fp8.
+        quantized: number of quantized weights per graph.
+        excluded: weights of those graphs that were left in floating point.
+        samples, samples_sha256: what activation ranges were collected on.
+    """
+
+    scheme: Literal["int8", "fp8", "int4"]
+    target: Literal["tensorrt", "cpu", "any"]
+    block: int | None
+    smooth: float | None
+    quantized: dict[str, int]
+    excluded: tuple[str, ...]
+    libraries: dict[str, str]
+    samples: int
+    samples_sha256: str
+
+
 class Manifest(_Record):
     """bundle.json."""
 
@@ -136,6 +200,8 @@ class Manifest(_Record):
     graphs: dict[str, GraphRecord]
     files: tuple[FileRecord, ...]
     verification: VerificationRecord | None = None
+    operating_point: OperatingPointRecord | None = None
+    quantization: QuantizationRecord | None = None
 
 
 @dataclass(frozen=True)
@@ -184,7 +250,14 @@ class Bundle:
 
     def with_verification(self, record: VerificationRecord) -> Bundle:
         """Write what a verification measured into bundle.json and return the new value."""
-        manifest = self.manifest.model_copy(update={"verification": record})
+        return self._with(verification=record)
+
+    def with_operating_point(self, record: OperatingPointRecord) -> Bundle:
+        """Write a default policy into bundle.json and return the new value."""
+        return self._with(operating_point=record)
+
+    def _with(self, **changes: BaseModel) -> Bundle:
+        manifest = self.manifest.model_copy(update=changes)
         _write_manifest(self.path, manifest)
         return Bundle(self.path, manifest)
 

@@ -152,7 +152,7 @@ def test_verify_refuses_a_checkpoint_of_another_depth(
 
 
 def test_export_says_when_it_casts(cli: Run, checkpoints: Callable[..., Path], tmp_path: Path) -> None:
-    code, _, err = cli("export", checkpoints(), tmp_path / "b", "--dtype", "fp16")
+    code, _, err = cli("export", checkpoints(), tmp_path / "b", "--dtype", "fp16", "--rankings", "last-query")
     assert code == 0 and "stored as fp32 and were cast to fp16" in err
 
 

@@ -44,6 +44,27 @@ def test_every_decoder_matches_its_checkpoint(
     assert report.passed
 
 
+def test_every_ranking_matches_its_reference(checkpoints: Checkpoints, tmp_path: Path) -> None:
+    """All rank graphs against NumPy on the checkpoint's own activations (verify/rankings.py)."""
+    from fastv_trt.export import export
+    from fastv_trt.pruning import ATTENTION_RANKINGS
+
+    checkpoint = checkpoints("qwen2", "siglip")
+    bundle = export(checkpoint, tmp_path / "b", k=2).bundle
+    assert bundle.manifest.rankings == ATTENTION_RANKINGS
+    report = verify(bundle, checkpoint, ratios=(0.5, 0.9), rankings=(*ATTENTION_RANKINGS, "diversity"))
+    assert {case.ranking for case in report.cases} == {*ATTENTION_RANKINGS, "diversity"}
+    assert all(case.same_kept and case.logit <= 1e-4 for case in report.cases)
+    assert max(case.score or 0.0 for case in report.cases) <= 1e-5
+    assert report.passed
+
+    runtime = Runtime.load(bundle)  # a later turn: new image tokens stand behind those of the first
+    for ranking in ("dart", "last-query-norope"):
+        talk = runtime.conversation(Pruning(keep=6, ranking=ranking))
+        talk.ask("what?", [picture(1)], limits=Limits(2))
+        assert talk.ask("and?", [picture(2)], limits=Limits(2)).kept_tokens == 6
+
+
 def test_pruning_before_layer_0_matches_too(bundles: Bundles, checkpoints: Checkpoints) -> None:
     report = verify(bundles(k=0), checkpoints())
     assert {case.ranking for case in report.cases if case.ratio} == {"random", "uniform"}

@@ -48,7 +48,7 @@ def export(
         output: folder to make; it must not exist.
         k: layers 0..k-1 see every token, layers k..L-1 only the kept ones.
         dtype: "fp32", "fp16" or "bf16", of weights, activations and caches.
-        rankings: attention rankings to export; by default all of them, or none at k = 0.
+        rankings: attention rankings to export; by default all that the decoder can have, or none at k = 0.
         allow_pickle: read weights from `.bin` files if there are no safetensors; torch then unpickles tensors and
             nothing else.
         on_step: called with the name of each step, its index and the number of steps.
@@ -61,7 +61,7 @@ def export(
     names = _rankings(rankings, k)
 
     from fastv_trt.export import checkpoint as source
-    from fastv_trt.export import graphs, writer
+    from fastv_trt.export import graphs, ranks, writer
     from fastv_trt.export.decoder import Decoder
     from fastv_trt.families.preprocessing import Preprocessing
 
@@ -69,6 +69,7 @@ def export(
         raise InputError(f"expected dtype {', '.join(source.DTYPES)}, found {dtype!r}")
     found = source.inspect_checkpoint(checkpoint, k, allow_pickle)
     family, config = found.family, found.config
+    names = _possible(names, config.get_text_config(), chosen=rankings is not None)
     if family.preprocessing is None:
         processor = Preprocessing.load(Path(checkpoint), family.prompt_tokenizer)
     else:
@@ -86,7 +87,7 @@ def export(
             return graphs.prefix(decoder, k, image_tokens, mrope, vision.deepstack)
         if step == "suffix":
             return graphs.suffix(decoder, k, mrope, vision.deepstack)
-        return graphs.rank(decoder, step.removeprefix("rank-"))
+        return ranks.rank(decoder, step.removeprefix("rank-"))
 
     with bundle.writing(output) as folder, _scratch(folder) as scratch:
         on_step("load", 0, len(steps))
@@ -147,6 +148,17 @@ def _rankings(rankings: Sequence[str] | None, k: int) -> tuple[str, ...]:
             "so use random, uniform or external scores, or cut at K >= 1"
         )
     return names
+
+
+def _possible(names: tuple[str, ...], text: Any, chosen: bool) -> tuple[str, ...]:
+    """Rankings that this decoder can have; one that was chosen and cannot be is an error."""
+    from fastv_trt.export import ranks
+
+    for name in names if chosen else ():
+        reason = ranks.obstacle(name, text)
+        if reason is not None:
+            raise InputError(f"expected rankings that the {text.model_type} decoder can have, found {name!r}: {reason}")
+    return tuple(name for name in names if ranks.obstacle(name, text) is None)
 
 
 def _model_record(family: Family, config: Any, decoder: Decoder, model: Any) -> bundle.ModelRecord:

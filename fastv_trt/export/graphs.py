@@ -1,4 +1,4 @@
-"""The four graphs of the contract (docs/bundle.md) as torch modules, ready to be traced.
+"""The big graphs of the contract (docs/bundle.md) as torch modules, ready to be traced. Rankings: `ranks.py`.
 
 Shapes: B batch, S query tokens of this call, M image tokens, n kept tokens, C cache capacity, T visible
 cache slots, H query heads, G key/value heads, D head size, d hidden size, V vocabulary, F layers of DeepStack.
@@ -29,7 +29,8 @@ MEANING = {
     "query_states": "queries of layer K-1 after RoPE",
     "keep_indices": "rows of hidden_states that live on, ascending",
     "key": "key cache of layer K-1, after RoPE",
-    "scores": "attention that each visible slot gets; higher is more important",
+    "candidates": "1 where a visible slot holds an image token that is being ranked, else 0",
+    "scores": "of each visible slot; higher is more important",
     "logits": "of the last kept token",
 }
 
@@ -157,50 +158,6 @@ class Suffix(nn.Module):
         return (logits.to(torch.float32), *flat(present))
 
 
-class LastQueryRank(nn.Module):
-    """Mean over heads of the last query's softmax over all keys, in fp32: the authors' ranking.
-
-    Source: the authors' modeling_llama.py, lines 774-783.
-    """
-
-    def __init__(self, scale: float, key_value_heads: int) -> None:
-        super().__init__()
-        self.scale, self.groups = scale, key_value_heads
-
-    def forward(self, query_states: Tensor, key: Tensor, slots: Tensor, write_index: Tensor) -> Tensor:
-        newest = write_index + query_states.shape[2] - 1
-        hidden = (slots[None, :] > newest[:, None])[:, None, None, :]
-        query = query_states[:, :, -1].to(torch.float32).unflatten(1, (self.groups, -1))  # [B,G,H/G,D]
-        keys = ops.visible(key, slots).to(torch.float32)  # [B,G,T,D]
-        weights = torch.matmul(query * self.scale, keys.transpose(2, 3))
-        return torch.softmax(weights.masked_fill(hidden, -1e30), dim=-1).mean(dim=(1, 2))
-
-
-class ReceivedRank(LastQueryRank):
-    """Mean over heads and over all query rows of the attention that each token gets: the paper's sentence.
-
-    The zeros of the causal mask count. One key/value head at a time, so that the S x T weights of all heads
-    never exist at once.
-    """
-
-    def forward(self, query_states: Tensor, key: Tensor, slots: Tensor, write_index: Tensor) -> Tensor:
-        newest = write_index[:, None] + torch.arange(query_states.shape[2])[None, :]
-        hidden = (slots[None, None, :] > newest[:, :, None])[:, None]  # [B,1,S,T]
-        query = query_states.to(torch.float32).unflatten(1, (self.groups, -1))  # [B,G,H/G,S,D]
-        keys = ops.visible(key, slots).to(torch.float32)
-        received = [
-            torch.softmax(
-                torch.matmul(query[:, g] * self.scale, keys[:, g, None].transpose(2, 3)).masked_fill(hidden, -1e30),
-                dim=-1,
-            ).mean(dim=2)  # [B,H/G,T]
-            for g in range(self.groups)
-        ]
-        return torch.cat(received, dim=1).mean(dim=1)
-
-
-RANKS: dict[str, type[LastQueryRank]] = {"last-query": LastQueryRank, "received": ReceivedRank}
-
-
 def deepstack(features: Tensor, rows: Tensor, first: int, last: int) -> dict[int, Tensor]:
     """What layers `first`..`last`-1 add to their outputs: layer -> [B,S,d], of `features` [F,M,d] and `rows` [B,S].
 
@@ -220,12 +177,12 @@ def flat(present: dict[int, tuple[Tensor, Tensor]]) -> list[Tensor]:
 
 
 # Example sizes differ from each other and from 0 and 1, so that the tracer keeps every axis apart.
-_B, _S, _N, _T, _C, _M = 2, 7, 5, 9, 13, 3
+B, S, N, T, C, M = 2, 7, 5, 9, 13, 3
 
 
 def _caches(decoder: Decoder, layers: range, dtype: torch.dtype) -> tuple[Argument, ...]:
     axes = ("B", decoder.key_value_heads, "C", decoder.head_size)
-    example = torch.zeros((_B, decoder.key_value_heads, _C, decoder.head_size), dtype=dtype)
+    example = torch.zeros((B, decoder.key_value_heads, C, decoder.head_size), dtype=dtype)
     return tuple(
         Argument(f"past_key_values.{i}.{part}", example.clone(), axes) for i in layers for part in ("key", "value")
     )
@@ -236,18 +193,18 @@ def _presents(caches: tuple[Argument, ...]) -> tuple[TensorRecord, ...]:
 
 
 def _steps(length: int, axis: str, mrope: bool = False) -> tuple[Argument, ...]:
-    positions = torch.arange(length).repeat(_B, 1)
+    positions = torch.arange(length).repeat(B, 1)
     return (
         Argument("position_ids", positions.repeat(3, 1, 1), (3, "B", axis))
         if mrope
         else Argument("position_ids", positions, ("B", axis)),
-        Argument("slots", torch.arange(_T), ("T",)),
-        Argument("write_index", torch.zeros(_B, dtype=torch.int64), ("B",)),
+        Argument("slots", torch.arange(T), ("T",)),
+        Argument("write_index", torch.zeros(B, dtype=torch.int64), ("B",)),
     )
 
 
 def _deepstack(count: int, size: int, dtype: torch.dtype) -> Argument:
-    return Argument("deepstack_features", torch.zeros((count, _M, size), dtype=dtype), (count, "M", size))
+    return Argument("deepstack_features", torch.zeros((count, M, size), dtype=dtype), (count, "M", size))
 
 
 def vision(family: Family, config: Any, model: Any) -> Traceable:
@@ -279,8 +236,8 @@ def prefix(
     """The prefix graph for a cut at layer `k`."""
     size, dtype = int(decoder.config.hidden_size), decoder.embed.weight.dtype
     inputs = (
-        Argument("input_ids", torch.ones((_B, _S), dtype=torch.int64), ("B", "S")),
-        Argument("image_features", torch.zeros((_M, size), dtype=dtype), ("M", size)),
+        Argument("input_ids", torch.ones((B, S), dtype=torch.int64), ("B", "S")),
+        Argument("image_features", torch.zeros((M, size), dtype=dtype), ("M", size)),
     )
     hidden = tensor_record("hidden_states", dtype, ("B", "S", size))
     if k == 0:
@@ -290,7 +247,7 @@ def prefix(
     rest = (*((_deepstack(deepstack, size, dtype),) if deepstack else ()), *caches)
     return Traceable(
         Prefix(decoder, k, image_token_ids, deepstack),
-        (*inputs, *_steps(_S, "S", mrope), *rest),
+        (*inputs, *_steps(S, "S", mrope), *rest),
         (hidden, query, *_presents(caches)),
         decoder,
         len(rest),
@@ -304,30 +261,13 @@ def suffix(decoder: Decoder, k: int, mrope: bool = False, deepstack: int = 0) ->
     deepstack = deepstack if k < deepstack else 0
     extra: tuple[Argument, ...] = ()
     if deepstack:
-        rows = torch.arange(_N).repeat(_B, 1) % (_M + 1) - 1
+        rows = torch.arange(N).repeat(B, 1) % (M + 1) - 1
         extra = (_deepstack(deepstack, size, dtype), Argument("deepstack_rows", rows, ("B", "n")))
     inputs = (
-        Argument("hidden_states", torch.zeros((_B, _S, size), dtype=dtype), ("B", "S", size)),
-        Argument("keep_indices", torch.arange(_N).repeat(_B, 1), ("B", "n")),
-        *_steps(_N, "n", mrope),
+        Argument("hidden_states", torch.zeros((B, S, size), dtype=dtype), ("B", "S", size)),
+        Argument("keep_indices", torch.arange(N).repeat(B, 1), ("B", "n")),
+        *_steps(N, "n", mrope),
     )
     logits = tensor_record("logits", torch.float32, ("B", 1, decoder.lm_head.out_features))
     rest = (*extra, *caches)
     return Traceable(Suffix(decoder, k, deepstack), (*inputs, *rest), (logits, *_presents(caches)), decoder, len(rest))
-
-
-def rank(decoder: Decoder, name: str) -> Traceable:
-    """The rank graph `name`."""
-    dtype = decoder.embed.weight.dtype
-    key = torch.zeros((_B, decoder.key_value_heads, _C, decoder.head_size), dtype=dtype)
-    inputs = (
-        Argument(
-            "query_states",
-            torch.zeros((_B, decoder.heads, _S, decoder.head_size), dtype=dtype),
-            ("B", decoder.heads, "S", decoder.head_size),
-        ),
-        Argument("key", key, ("B", decoder.key_value_heads, "C", decoder.head_size)),
-        *_steps(_S, "S")[1:],
-    )
-    module = RANKS[name](decoder.scale, decoder.key_value_heads)
-    return Traceable(module, inputs, (tensor_record("scores", torch.float32, ("B", "T")),))

@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fastv_trt.bundle import Bundle
+from fastv_trt.bundle import Bundle, Manifest
 from fastv_trt.errors import InputError
-from fastv_trt.pruning import FREE_RANKINGS, Pruning, Scope, image_positions, random_scores, select
+from fastv_trt.pruning import FREE_RANKINGS, Pruning, Scope, diversity_scores, image_positions, random_scores, select
 from fastv_trt.runtime.caches import DTYPES, Caches, Step
 from fastv_trt.runtime.tensor import Device, Session, Tensor
 
@@ -92,11 +92,29 @@ class Prefill:
         return sum(self.timings.values())
 
 
+@dataclass(frozen=True)
+class Read:
+    """What vision and prefix gave for one prompt: all that a ranking may look at.
+
+    Attributes:
+        hidden: activations before layer K, [1,S,d].
+        query: queries of layer K-1, [1,H,S,D]; None at K = 0.
+        features: the vision graph's outputs.
+        timings: seconds by part: preprocess, vision, prefix.
+    """
+
+    hidden: Tensor
+    query: Tensor | None
+    features: dict[str, Tensor]
+    timings: dict[str, float]
+
+
 class Chain:
     """The sessions of a bundle, chained. Stateless: what a request leaves behind is in its `Caches`."""
 
     def __init__(self, bundle: Bundle, device: Device) -> None:
         self.bundle, self.manifest, self.device = bundle, bundle.manifest, device
+        self._slow = slow_form(bundle.manifest, device.name)
         self._sessions: dict[str, Session] = {name: device.session(name) for name in bundle.manifest.graphs}
         self._mrope = bundle.manifest.vision.positions == "mrope"
         self._suffix_inputs = {record.name for record in bundle.manifest.graphs["suffix"].inputs}
@@ -123,7 +141,7 @@ class Chain:
             )
 
     def dropped(self, request: Request, pruning: Pruning) -> int:
-        """How many tokens of a request will not live on after layer K."""
+        """How many tokens of a request will not live on after layer K; with a mass: at least."""
         return sum(request.image_sizes) - pruning.kept_tokens(request.groups(pruning.scope))
 
     def prefill(self, caches: Caches, row: int, request: Request, pruning: Pruning) -> Prefill:
@@ -133,26 +151,43 @@ class Chain:
             InputError: images and placeholders do not match, the ranking is not in the bundle, pruning was
                 required and is impossible, or the caches are too small.
         """
-        state = caches.rows[row]
-        ids = np.asarray(request.input_ids, dtype=np.int64)
-        length = len(ids)
-        positions = image_positions(ids, self.manifest.tokens.image)
-        places = self.positions(request)
-        notes = self._check(request, pruning, positions)
+        self._check(request, pruning, self._image(request))
+        state, length = caches.rows[row], len(request.input_ids)
         caches.require(state.prefix_length + length, state.suffix_length + length - self.dropped(request, pruning))
-        clock = Clock({"preprocess": request.preprocess_seconds})
+        return self.prune(caches, row, request, pruning, self.read(caches, row, request))
 
+    def read(self, caches: Caches, row: int, request: Request) -> Read:
+        """The part of a prefill that no policy changes: vision and the prefix, over every token of one row.
+
+        The row does not advance: `prune` does that, and may be called for several policies, each after `caches.rewind`.
+        """
+        positions = self._image(request)
+        clock = Clock({"preprocess": request.preprocess_seconds})
         with clock("vision"):
             features = self.features(request, len(positions))
         with clock("prefix"):
             hidden, query = self.prefix(caches, row, request, features)
+        return Read(hidden, query, features, clock.seconds)
+
+    def prune(self, caches: Caches, row: int, request: Request, pruning: Pruning, read: Read) -> Prefill:
+        """The rest of a prefill: rank, select, and the suffix over what is kept.
+
+        Raises:
+            InputError: as `prefill` does.
+        """
+        state, length = caches.rows[row], len(request.input_ids)
+        positions = self._image(request)
+        notes = self._check(request, pruning, positions)
+        clock = Clock(dict(read.timings))
         with clock("rank+select"):
             scores, keep = None, np.arange(length, dtype=np.int64)
             if pruning.asked and len(positions):
-                scores = self._scores(caches, row, query, request, pruning, positions)
+                scores = self.scores(caches, row, request, pruning, read)
                 keep = select(pruning, length, positions, request.groups(pruning.scope), scores)
+        caches.require(state.prefix_length + length, state.suffix_length + len(keep))
+        places = self.positions(request)
         with clock("suffix"):
-            logits = self._suffix(caches, row, hidden, keep, places, positions, features)
+            logits = self._suffix(caches, row, read.hidden, keep, places, positions, read.features)
         state.position += int(places.max()) + 1
         state.prefix_length += length
         state.suffix_length += len(keep)
@@ -226,6 +261,9 @@ class Chain:
         slots = self.device.upload(np.arange(max(caches.prefix_capacity, caches.suffix_capacity), dtype=np.int64))
         return Step(prefix, suffix | caches.suffix(), slots)
 
+    def _image(self, request: Request) -> NDArray[np.int64]:
+        return image_positions(request.input_ids, self.manifest.tokens.image)
+
     def _check(self, request: Request, pruning: Pruning, positions: NDArray[np.int64]) -> tuple[str, ...]:
         if len(request.input_ids) == 0:
             raise InputError("expected a prompt of 1 or more tokens, found an empty one")
@@ -241,7 +279,7 @@ class Chain:
             )
         if pruning.ranking not in FREE_RANKINGS and pruning.asked:
             self.check_ranking(pruning.ranking)
-        notes = []
+        notes = [] if self._slow is None else [self._slow]
         if pruning.asked and not len(positions):
             if pruning.required:
                 raise InputError("expected image tokens to prune, found a text-only prompt (pruning is required)")
@@ -352,16 +390,11 @@ class Chain:
             "write_index": self.device.upload(np.array([write], dtype=np.int64)),
         }
 
-    def _scores(
-        self,
-        caches: Caches,
-        row: int,
-        query: Tensor | None,
-        request: Request,
-        pruning: Pruning,
-        positions: NDArray[np.int64],
+    def scores(
+        self, caches: Caches, row: int, request: Request, pruning: Pruning, read: Read
     ) -> NDArray[np.float32] | None:
-        """Scores of the image tokens, [M]: from a rank graph, from the caller, or none."""
+        """Scores of the image tokens, [M]: from a rank graph, from the host, from the caller, or none (uniform)."""
+        positions = self._image(request)
         if pruning.ranking == "external":
             if request.scores is None or request.scores.shape != (len(positions),):
                 found = "none" if request.scores is None else str(list(request.scores.shape))
@@ -371,14 +404,42 @@ class Chain:
             return random_scores(len(positions), pruning.seed)
         if pruning.ranking == "uniform":
             return None
-        assert query is not None  # check_ranking: an attention ranking implies K >= 1
-        state = caches.rows[row]
-        tensors = {"query_states": query, "key": caches.key(self.manifest.k - 1, row)}
-        steps = self._steps(np.arange(len(request.input_ids)), state.prefix_length)
-        tensors |= {name: steps[name] for name in ("slots", "write_index")}
-        scores = self.device.download(self._sessions[f"rank-{pruning.ranking}"].run(tensors)["scores"])[0]
-        result: NDArray[np.float32] = scores[state.prefix_length + positions]
+        if pruning.ranking == "diversity":
+            if read.hidden.dtype == "bfloat16":
+                raise InputError("expected an fp32 or fp16 bundle for ranking 'diversity', found bf16; export again")
+            return diversity_scores(self.device.download(read.hidden)[0, positions])
+        return self._graph_scores(caches, row, request, pruning.ranking, read, positions)
+
+    def _graph_scores(
+        self, caches: Caches, row: int, request: Request, ranking: str, read: Read, positions: NDArray[np.int64]
+    ) -> NDArray[np.float32]:
+        """Scores from a rank graph, which gets the inputs that it names."""
+        name, written = f"rank-{ranking}", caches.rows[row].prefix_length
+        length = len(request.input_ids)
+        wanted = {record.name for record in self.manifest.graphs[name].inputs}
+        tensors = {"hidden_states": read.hidden, "key": caches.key(self.manifest.k - 1, row)}
+        if read.query is not None:
+            tensors["query_states"] = read.query
+        tensors |= self._steps(np.arange(length), written)
+        if "candidates" in wanted:
+            candidates = np.zeros((1, written + length), dtype=np.int64)
+            candidates[0, written + positions] = 1
+            tensors["candidates"] = self.device.upload(candidates)
+        chosen = {key: tensor for key, tensor in tensors.items() if key in wanted}
+        scores = self.device.download(self._sessions[name].run(chosen)["scores"])[0]
+        result: NDArray[np.float32] = scores[written + positions]
         return result
+
+
+def slow_form(manifest: Manifest, device: str) -> str | None:
+    """What to say where a quantized bundle runs on what it was not made for: right, but slow; None elsewhere."""
+    made = manifest.quantization
+    if made is None or made.target in ("any", "cpu" if device == "cpu" else "tensorrt"):
+        return None
+    return (
+        f"slow: this bundle is {made.scheme} for {made.target}, which {device} runs several times slower than floating "
+        f"point; for {device} make another with fastv-trt quantize"
+    )
 
 
 @dataclass

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import inspect
 import os
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -33,11 +35,18 @@ class Seen:
         logits: of every position from the prompt's last on, float32 [t, V].
         hidden: activations before layer K, float32 [N, d].
         attention: of layer K-1, float32 [H, N, N]; None at K = 0.
+        query, key: of layer K-1 as the projections give them, before RoPE, float32 [H, N, D] and [G, N, D].
+        rotated_key: key after RoPE, float32 [G, N, D].
+        scale: of the attention logits, YaRN's included.
     """
 
     logits: Array
     hidden: Array
     attention: Array | None
+    query: Array | None = None
+    key: Array | None = None
+    rotated_key: Array | None = None
+    scale: float = 1.0
 
 
 class Oracle:
@@ -117,10 +126,18 @@ class Oracle:
                 logits_to_keep=last,
             )
         attention = seen.get("attention")
+        if attention is None:
+            return Seen(output.logits[0].numpy(), seen["hidden"][0].numpy(), None)
+        layer = self.layers[self.k - 1].self_attn
+        turn = float(self.model.get_decoder().rotary_emb.attention_scaling)
         return Seen(
             logits=output.logits[0].numpy(),
             hidden=seen["hidden"][0].numpy(),
-            attention=None if attention is None else attention[0].float().numpy(),
+            attention=attention[0].float().numpy(),
+            query=_heads(seen["query"], layer.head_dim),
+            key=_heads(seen["key"], layer.head_dim),
+            rotated_key=seen["rotated_key"][0].numpy(),
+            scale=float(layer.scaling) * turn**2,
         )
 
     def greedy(
@@ -184,14 +201,40 @@ class Oracle:
         def attended(module: Any, args: Any, output: Any) -> None:
             seen["attention"] = output[1]
 
+        def projected(name: str) -> Any:
+            return lambda module, args, output: seen.__setitem__(name, output)
+
         handles = [layer.register_forward_pre_hook(before, with_kwargs=True) for layer in self.layers[self.k :]]
         if self.k > 0:
-            handles.append(self.layers[self.k - 1].self_attn.register_forward_hook(attended))
+            attention = self.layers[self.k - 1].self_attn
+            handles.append(attention.register_forward_hook(attended))
+            for name, short in (("query", "q"), ("key", "k")):
+                last = getattr(attention, f"{short}_norm", None) or getattr(attention, f"{short}_proj")
+                handles.append(last.register_forward_hook(projected(name)))
         try:
-            yield
+            with self._rotated(seen):
+                yield
         finally:
             for handle in handles:
                 handle.remove()
+
+    @contextmanager
+    def _rotated(self, seen: dict[str, torch.Tensor]) -> Iterator[None]:
+        """Watches what the eager attention of layer K-1 is called with."""
+        if self.k == 0:
+            yield
+            return
+        watched = self.layers[self.k - 1].self_attn
+        home = sys.modules[type(watched).__module__]
+        attend = home.eager_attention_forward
+
+        def watching(module: Any, query: torch.Tensor, key: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+            if module is watched:
+                seen["rotated_key"] = key
+            return attend(module, query, key, *args, **kwargs)
+
+        with mock.patch.object(home, "eager_attention_forward", watching):
+            yield
 
 
 def best(logits: Array, never: tuple[int, ...]) -> int:
@@ -201,14 +244,10 @@ def best(logits: Array, never: tuple[int, ...]) -> int:
     return int(allowed.argmax())
 
 
-def scores(attention: Array, ranking: str) -> Array:
-    """Reduce attention [H, N, N] to one score per token, [N], as the paper or its authors' code do.
-
-    `last-query`: mean over heads, row of the last query. `received`: mean over heads and query rows.
-    """
-    mean: Array = attention.mean(axis=0)
-    received: Array = mean.mean(axis=0)
-    return mean[-1] if ranking == "last-query" else received
+def _heads(projected: torch.Tensor, head_size: int) -> Array:
+    """A projection [1, N, heads * D], or [1, N, heads, D], as [heads, N, D]."""
+    states: Array = projected[0].flatten(1).unflatten(-1, (-1, head_size)).transpose(0, 1).numpy()
+    return states
 
 
 def _hide(mask: torch.Tensor, pruned: NDArray[np.bool_]) -> torch.Tensor:

@@ -19,8 +19,9 @@ from fastv_trt.runtime import Request, Runtime
 from fastv_trt.runtime.chain import Chain, Prefill
 from fastv_trt.runtime.images import ImageLike
 from fastv_trt.runtime.processing import Processor
-from fastv_trt.verify.oracle import Oracle, Seen, best, scores
+from fastv_trt.verify.oracle import Oracle, Seen, best
 from fastv_trt.verify.prompts import noise, request_of
+from fastv_trt.verify.rankings import scores
 
 RATIOS = (0.0, 0.25, 0.5, 0.75, 0.9, 1.0)
 GREEDY_TOKENS = 32
@@ -149,8 +150,13 @@ def verify(
     Raises:
         InputError: the checkpoint is not this bundle's, or the bundle cannot run on the CPU.
     """
-    runtime = Runtime.load(bundle, threads=threads)
     manifest = bundle.manifest
+    if manifest.quantization is not None:
+        raise InputError(
+            f"expected a floating-point bundle, found {bundle.path} quantized to {manifest.quantization.scheme}, which "
+            "does not equal its checkpoint; verify the one that it came from, and let quantize's gate judge this one"
+        )
+    runtime = Runtime.load(bundle, threads=threads)
     names = tuple(rankings) if rankings is not None else (*manifest.rankings, "random", "uniform")
     # Nothing is ranked at R = 0, so one ranking stands for all.
     points = [Pruning(ratio=ratio, ranking=name) for ratio in ratios for name in (names if ratio else names[:1])]
@@ -269,14 +275,15 @@ def _selection(
         return kept == sorted(set(kept)) and len(kept) == text + pruning.kept_tokens(
             request.groups(pruning.scope)
         ), None
-    assert plain.attention is not None and prefill.scores is not None
-    own = scores(plain.attention, pruning.ranking)[prefill.image_positions]
+    assert prefill.scores is not None
+    own = scores(plain, pruning.ranking, prefill.image_positions)
     wanted = select(pruning, len(request.input_ids), prefill.image_positions, request.groups(pruning.scope), own)
     swapped = np.setxor1d(wanted, prefill.keep_indices)
     by_position = dict(zip(prefill.image_positions.tolist(), own.tolist(), strict=True))
     kept_scores = [by_position[p] for p in wanted.tolist() if p in by_position]
     cut = min(kept_scores) if kept_scores else 0.0
-    near = all(p in by_position and abs(by_position[p] - cut) <= tie * float(own.max()) for p in swapped.tolist())
+    largest = float(np.abs(own).max())
+    near = all(p in by_position and abs(by_position[p] - cut) <= tie * largest for p in swapped.tolist())
     return near and len(wanted) == len(prefill.keep_indices), _distance(own, prefill.scores)
 
 
