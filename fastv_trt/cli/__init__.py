@@ -11,6 +11,7 @@ import typer
 
 from fastv_trt import __version__
 from fastv_trt.cli.build import build
+from fastv_trt.cli.calibrate import calibrate
 from fastv_trt.cli.check import check
 from fastv_trt.cli.demo import demo
 from fastv_trt.cli.doctor import doctor
@@ -44,7 +45,7 @@ def _options(
     """Options that stand before the command."""
 
 
-for command in (plan, export, run, verify, inspect, check, build, doctor, demo, families):
+for command in (plan, export, run, verify, inspect, calibrate, check, build, doctor, demo, families):
     app.command()(command)
 
 

@@ -16,6 +16,9 @@ from fastv_trt.cli.common import (
     Images,
     JsonFlag,
     Keep,
+    Mass,
+    MaxKeep,
+    MinKeep,
     Ranking,
     Ratio,
     Scope,
@@ -37,6 +40,9 @@ def run(
     frames: Frames = None,
     ratio: Ratio = None,
     keep: Keep = None,
+    mass: Mass = None,
+    min_keep: MinKeep = 0,
+    max_keep: MaxKeep = None,
     ranking: Ranking = None,
     scope: Scope = "all",
     max_new_tokens: Annotated[int, typer.Option(help="At most this many new tokens.")] = 128,
@@ -71,7 +77,7 @@ def run(
     if dump_inputs is not None:
         _dump(opened, text, pictures, raw, dump_inputs)
         return
-    pruning = pruning_of(opened.manifest.rankings, ratio, keep, ranking, scope, seed, require_pruning)
+    pruning = pruning_of(opened.manifest, ratio, keep, ranking, scope, seed, require_pruning, mass, min_keep, max_keep)
     limits, sampling = Limits(max_new_tokens), Sampling(temperature, top_p, seed)
     runtime = Runtime.load(opened, device=device, engine=engine, threads=threads)
     request = runtime.request(text, pictures, videos=list(video or []), frames=frames, raw=raw)

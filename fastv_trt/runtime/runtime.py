@@ -10,7 +10,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from fastv_trt.bundle import Bundle
+from fastv_trt.bundle import Bundle, Manifest
 from fastv_trt.errors import InputError
 from fastv_trt.limits import BuildLimits
 from fastv_trt.pruning import Pruning
@@ -25,6 +25,13 @@ from fastv_trt.runtime.videos import VideoLike
 
 ANSWER = "\u27e6answer\u27e7"
 """Stands for an answer when a conversation is rendered: the answer itself is in the caches, as tokens."""
+
+
+def default_pruning(manifest: Manifest) -> Pruning:
+    """The policy of a bundle that was asked for nothing else."""
+    if manifest.operating_point is not None:
+        return Pruning(**manifest.operating_point.pruning.model_dump())
+    return Pruning(ratio=0.5, ranking=(*manifest.rankings, "random")[0])
 
 
 @dataclass(frozen=True)
@@ -111,6 +118,11 @@ class Runtime:
         """Loaded when text or pictures first need it; ids and pixel values never do."""
         return Processor.of(self.bundle)
 
+    @property
+    def default_pruning(self) -> Pruning:
+        """What the bundle was calibrated to; else R = 0.5 by its first ranking (random at K = 0)."""
+        return default_pruning(self.bundle.manifest)
+
     def request(
         self,
         prompt: str,
@@ -138,7 +150,7 @@ class Runtime:
         *,
         videos: Sequence[VideoLike] = (),
         frames: int | None = None,
-        pruning: Pruning = Pruning(ratio=0.5),
+        pruning: Pruning | None = None,
         limits: Limits = Limits(),
         sampling: Sampling = Sampling(),
         raw: bool = False,
@@ -150,7 +162,7 @@ class Runtime:
             images: paths, PIL images or arrays.
             videos: files, folders of pictures, or clips.
             frames: taken of each video; by default as many as the model's family says.
-            pruning: what to drop after layer K. `Pruning(ratio=0)` runs the model unpruned.
+            pruning: what to drop after layer K; None is `default_pruning`. `Pruning(ratio=0)` runs the model unpruned.
             limits: number of new tokens, stop tokens.
             sampling: greedy unless told otherwise.
         """
@@ -161,23 +173,25 @@ class Runtime:
     def answers(
         self,
         requests: Sequence[Request],
-        pruning: Pruning | Sequence[Pruning] = Pruning(ratio=0.5),
+        pruning: Pruning | Sequence[Pruning] | None = None,
         limits: Limits = Limits(),
         sampling: Sampling = Sampling(),
     ) -> list[Answer]:
         """Answer several requests, decoded together; they may differ in length and in pruning."""
-        generation = Generation.start(self.chain, requests, pruning, limits, sampling).finish()
+        policy = self.default_pruning if pruning is None else pruning
+        generation = Generation.start(self.chain, requests, policy, limits, sampling).finish()
         return [self.answer(generation, row) for row in range(len(requests))]
 
     def stream(
         self,
         request: Request,
-        pruning: Pruning = Pruning(ratio=0.5),
+        pruning: Pruning | None = None,
         limits: Limits = Limits(),
         sampling: Sampling = Sampling(),
     ) -> Stream:
         """Answer one request piece by piece: iterate for text, then read `answer`."""
-        return Stream(self, Generation.start(self.chain, [request], pruning, limits, sampling))
+        policy = self.default_pruning if pruning is None else pruning
+        return Stream(self, Generation.start(self.chain, [request], policy, limits, sampling))
 
     def answer(self, generation: Generation, row: int) -> Answer:
         """The result of one row of a generation that has run."""
@@ -190,9 +204,9 @@ class Runtime:
             kv_bytes=generation.caches.bytes,
         )
 
-    def conversation(self, pruning: Pruning = Pruning(ratio=0.5)) -> Conversation:
+    def conversation(self, pruning: Pruning | None = None) -> Conversation:
         """Start a chat whose turns share their caches."""
-        return Conversation(self, pruning)
+        return Conversation(self, self.default_pruning if pruning is None else pruning)
 
 
 @dataclass
