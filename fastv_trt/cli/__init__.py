@@ -19,6 +19,7 @@ from fastv_trt.cli.export import export
 from fastv_trt.cli.families import families
 from fastv_trt.cli.inspect import inspect
 from fastv_trt.cli.plan import plan
+from fastv_trt.cli.quantize import quantize
 from fastv_trt.cli.run import run
 from fastv_trt.cli.verify import verify
 from fastv_trt.errors import FastVError
@@ -45,7 +46,7 @@ def _options(
     """Options that stand before the command."""
 
 
-for command in (plan, export, run, verify, inspect, calibrate, check, build, doctor, demo, families):
+for command in (plan, export, run, verify, inspect, calibrate, quantize, check, build, doctor, demo, families):
     app.command()(command)
 
 
