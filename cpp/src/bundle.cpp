@@ -124,6 +124,11 @@ Manifest read_manifest(const fs::path& root) {
   out.graphs = object("graphs").items(read_graph);
   out.files = object("files").list(files::read);
   if (object.has("verification")) check_verification(object("verification"));
+  // A default policy and how weights were quantized: what a request asks for, and what the graphs hold, say enough
+  // here.
+  for (const char* name : {"operating_point", "quantization"})
+    if (object.has(name))
+      if (const Field field = object(name); !field.is_null()) static_cast<void>(field.members());
   object.end();
   return out;
 }

@@ -67,9 +67,9 @@ const Indices& groups(const Request& request, Scope scope) {
 
 // A graph that asks for more than this library gives is of a newer exporter: refused here, before anything runs.
 void check_contract(const Bundle& bundle) {
-  const std::set<std::string> given = {"deepstack_features", "deepstack_rows", "input_ids",   "image_features",
-                                       "position_ids",       "slots",          "write_index", "key",
-                                       "query_states",       "hidden_states",  "keep_indices"};
+  const std::set<std::string> given = {"deepstack_features", "deepstack_rows", "input_ids",    "image_features",
+                                       "position_ids",       "slots",          "write_index",  "key",
+                                       "query_states",       "hidden_states",  "keep_indices", "candidates"};
   for (const auto& [name, graph] : bundle.manifest().graphs) {
     const std::string where = "graph " + name + " of " + text::path(bundle.path());
     if (name == "vision") {
@@ -318,9 +318,11 @@ void Chain::check_ranking(const std::string& ranking) const {
   std::vector<std::string> offered = manifest().rankings;
   if (std::find(offered.begin(), offered.end(), ranking) != offered.end()) return;
   if (manifest().k == 0)
-    refuse("expected a ranking that needs no attention (random, uniform, external) in a bundle cut at K=0, found " +
-           text::quoted(ranking));
-  offered.insert(offered.end(), {"random", "uniform", "external"});
+    refuse(
+        "expected a ranking that needs no attention (random, uniform, diversity, external) in a bundle cut at K=0, "
+        "found " +
+        text::quoted(ranking));
+  offered.insert(offered.end(), {"random", "uniform", "diversity", "external"});
   refuse("expected a ranking that was exported (" + text::joined(offered) + "), found " + text::quoted(ranking) +
          "; export with --rankings");
 }
@@ -405,13 +407,24 @@ std::optional<std::vector<float>> Chain::scores(Caches& caches, std::size_t row,
   }
   if (pruning.ranking == "random") return random_scores(images, pruning.seed);
   if (pruning.ranking == "uniform") return std::nullopt;
+  if (pruning.ranking == "diversity")
+    refuse(
+        "expected a ranking that this library computes, found 'diversity'; rank in Python, or give scores of your own");
   const Row& state = caches.rows[row];
   const std::int64_t slots = state.prefix_length + count_of(request.input_ids);
+  Indices candidates(static_cast<std::size_t>(slots));
+  for (const std::int64_t position : positions)
+    candidates[static_cast<std::size_t>(state.prefix_length + position)] = 1;
+  // A rank graph gets the inputs that it names.
   Tensors tensors;
-  tensors["query_states"] = prefix.at("query_states");
-  tensors["key"] = caches.key(manifest().k - 1, row);
-  tensors["slots"] = device_->upload(range(0, slots), {slots});
-  tensors["write_index"] = device_->upload(Indices{state.prefix_length}, {1});
+  for (const TensorRecord& input : manifest().graph("rank-" + pruning.ranking)->inputs) {
+    const std::string& name = input.name;
+    if (name == "key") tensors[name] = caches.key(manifest().k - 1, row);
+    if (name == "slots") tensors[name] = device_->upload(range(0, slots), {slots});
+    if (name == "write_index") tensors[name] = device_->upload(Indices{state.prefix_length}, {1});
+    if (name == "candidates") tensors[name] = device_->upload(candidates, {1, slots});
+    if (name == "query_states" || name == "hidden_states") tensors[name] = prefix.at(name);
+  }
   const Tensor found = session("rank-" + pruning.ranking).run(tensors).at("scores");
   if (elements(found.shape) != slots)
     throw Error(Error::Kind::failure, "expected one score per slot, found " + text_of(found.shape));

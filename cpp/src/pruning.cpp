@@ -12,7 +12,8 @@ namespace {
 
 using Indices = std::vector<std::int64_t>;
 
-const std::vector<std::string> kRankings = {"last-query", "received", "random", "uniform", "external"};
+const std::vector<std::string> kRankings = {"last-query", "received", "last-query-norope", "key-norm", "dart",
+                                            "random",     "uniform",  "diversity",         "external"};
 
 [[noreturn]] void refuse(const std::string& text) { throw Error(Error::Kind::input, text); }
 
@@ -78,7 +79,7 @@ Indices Pruning::quotas(const Indices& image_sizes) const {
 }
 
 bool is_free_ranking(const std::string& ranking) {
-  return ranking == "random" || ranking == "uniform" || ranking == "external";
+  return ranking == "random" || ranking == "uniform" || ranking == "diversity" || ranking == "external";
 }
 
 Indices image_positions(const Indices& input_ids, const Indices& image_token_ids) {

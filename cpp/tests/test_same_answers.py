@@ -11,7 +11,7 @@ import pytest
 
 from fastv_trt.bundle import Bundle
 from fastv_trt.errors import FastVError
-from fastv_trt.pruning import Pruning
+from fastv_trt.pruning import ATTENTION_RANKINGS, Pruning
 from fastv_trt.runtime import Chain, Generation, Limits, Request, Sampling, ort
 
 Requests = dict[str, tuple[Request, Path]]
@@ -89,10 +89,15 @@ def test_answers_over_k_and_r(k: int, bundles: Callable[[int], Bundle], requests
 
 
 def test_rankings_scopes_and_counts(demo: Bundle, requests: Requests, cases: Cases) -> None:
-    policies = [{"ratio": 0.6, "ranking": ranking} for ranking in ("last-query", "received", "random", "uniform")]
+    policies = [{"ratio": 0.6, "ranking": ranking} for ranking in (*ATTENTION_RANKINGS, "random", "uniform")]
     policies += [{"keep": 31, "scope": "image"}, {"ratio": 0.5, "scope": "image", "ranking": "uniform"}]
     policies += [{"keep": 0}, {"keep": 1000}, {"ratio": 1.0, "ranking": "received"}]
     compare(demo, requests, cases, [case(requests, ["two"], policy) for policy in policies])
+
+
+def test_what_is_not_computed_here_says_so(demo: Bundle, requests: Requests, cases: Cases) -> None:
+    found = cases(demo.path, [case(requests, ["white"], {"ratio": 0.5, "ranking": "diversity"})])[0]
+    assert "expected a ranking that this library computes, found 'diversity'" in found["error"]
 
 
 def test_later_turns(demo: Bundle, requests: Requests, cases: Cases) -> None:
