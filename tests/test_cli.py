@@ -175,3 +175,13 @@ def test_version_and_help(cli: Run) -> None:
     for command in ("export", "run", "verify", "inspect", "demo"):
         code, out, _ = cli(command, "--help")
         assert code == 0 and "Usage" in out
+
+
+def test_families_says_what_is_special_about_each(cli: Run) -> None:
+    code, out, _ = cli("families", "--json")
+    listed = json.loads(out)
+    assert code == 0
+    assert {"llava", "llava_next", "qwen3_vl", "internvl", "video_llava"} <= {row["name"] for row in listed["families"]}
+    assert all(row["special"] and row["architectures"] for row in listed["families"])
+    assert "bidirectionally" in listed["refused"]["Gemma3ForConditionalGeneration"]
+    assert "Qwen3VLForConditionalGeneration" in cli("families")[1]

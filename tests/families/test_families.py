@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -135,6 +138,24 @@ def test_batches_and_turns_count_positions_per_row(family_bundle: Bundles, name:
     second = talk.ask("and this?", [picture(4)], limits=FOREVER)
     whole = np.concatenate((first.prefill.logits, second.prefill.logits))
     assert np.isfinite(whole).all()
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_run_needs_no_torch(family_bundle: Bundles, tmp_path: Path, name: str) -> None:
+    from PIL import Image
+
+    Image.fromarray(picture(1)).save(tmp_path / "a.png")
+    arguments = ["run", str(family_bundle(name).path), "-p", "what?", "-i", str(tmp_path / "a.png"), "--json"]
+    if name in READS_VIDEO:
+        arguments += ["--video", str(tmp_path)]
+    code = (
+        "import sys; sys.modules['torch'] = sys.modules['torchvision'] = None; "
+        "from fastv_trt.cli import main; sys.argv[0] = 'fastv-trt'; main()"
+    )
+    command = [sys.executable, "-c", code, *arguments, "--max-new-tokens", "2"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["kept_tokens"] > 0
 
 
 @pytest.mark.parametrize("name", MODELS)
