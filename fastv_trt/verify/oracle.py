@@ -153,6 +153,7 @@ class Oracle:
             never: ids that are passed over (image tokens: the model refuses one without features).
         """
         chosen: list[int] = []
+        model = self.model
         with torch.no_grad():
             output = self.model(
                 input_ids=torch.from_numpy(ids)[None],
@@ -165,7 +166,10 @@ class Oracle:
                 chosen.append(best(output.logits[0, -1].numpy(), never))
                 if len(chosen) == tokens:
                     return chosen
-                output = self.model(input_ids=torch.tensor([[chosen[-1]]]), cache=output.cache, use_cache=True)
+                # InstructBLIP keeps its language model's cache one level down, and goes on without its tower.
+                if (inner := getattr(output, "language_model_outputs", None)) is not None:
+                    model, output = self.model.language_model, inner
+                output = model(input_ids=torch.tensor([[chosen[-1]]]), cache=output.cache, use_cache=True)
 
     def _token_types(self, ids: NDArray[np.int64], inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """For models with M-RoPE: 1 where an image token stands, 2 where one of a clip."""
