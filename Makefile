@@ -3,7 +3,9 @@
 #   make demo    answer questions about pictures with 0, 50 and 75 % of the picture dropped
 #   make test    the tests
 #   make lint    ruff and mypy --strict
+#   make families  the model families' tests; writes docs/families.json and the README's table
 #   make bench   every figure of docs/performance.md, rivals included
+#   make cpp-test   the C++ library: built, run under sanitizers, and compared with Python (needs Debian's packages too)
 #   make clean   remove all that these made
 #
 # PYTHON chooses the interpreter, VENV the folder of the environment, ARGS is passed on (make test ARGS="-m slow").
@@ -17,7 +19,7 @@ READY := $(VENV)/.ready
 # Bytecode is left to the first import: compiling all of torch and transformers takes longer than copying them.
 PIP := $(BIN)/python -m pip install -qq --no-compile --disable-pip-version-check -c constraints.txt
 
-.PHONY: setup demo test lint bench clean
+.PHONY: setup demo test lint families bench cpp-test clean
 .DEFAULT_GOAL := demo
 .DELETE_ON_ERROR:
 
@@ -47,6 +49,10 @@ lint: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy --strict
 
+families: $(READY)
+	FASTV_FAMILIES_JSON=docs/families.json $(BIN)/python -m pytest -m families tests/families $(ARGS)
+	$(BIN)/python -m tests.families.table
+
 # Everything in docs/performance.md, in under half an hour on a quiet machine; the models are kept in build/.
 RESULTS ?= benchmarks/results
 bench: $(READY)
@@ -55,6 +61,10 @@ bench: $(READY)
 	$(BIN)/python benchmarks/load.py --json $(RESULTS)/load.json
 	$(BIN)/python benchmarks/compare.py --json $(RESULTS)/compare.json --plot $(RESULTS)/compare.png
 	$(BIN)/python benchmarks/scaling.py --json $(RESULTS)/scaling.json --plot $(RESULTS)/scaling.png
+
+cpp-test: $(READY)
+	cpp/setup.sh build/cpp/deps $(BIN)/python
+	cpp/test.sh build/cpp $(BIN)/python
 
 clean:
 	rm -rf $(VENV) .ci/venv demo-output build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache

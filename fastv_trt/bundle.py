@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
@@ -23,7 +23,7 @@ from fastv_trt.errors import BundleError, InputError
 
 RecordT = TypeVar("RecordT", bound=BaseModel)
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 MANIFEST = "bundle.json"
 # Made after the export and described by their own engine.json, so not listed in the manifest.
 UNLISTED = ("engines",)
@@ -84,10 +84,28 @@ class ModelRecord(_Record):
 
 
 class TokenRecord(_Record):
-    """Token ids that the runtime has to know."""
+    """Token ids that the runtime has to know. `image` holds every id that stands for an image token, of clips too."""
 
     image: tuple[int, ...]
     eos: tuple[int, ...]
+
+
+class VisionRecord(_Record):
+    """How pictures become tokens.
+
+    Attributes:
+        settings: what the family's host code has to know about this model.
+        axes: largest size of each dynamic axis of the vision graph for one picture; the rest follow the prompt.
+        positions: "1d", or "mrope": position ids have three rows, of time, row and column.
+        deepstack: decoder layers after which vision features are added once more.
+        video_token: placeholder of a clip in text; None if the model reads none.
+    """
+
+    settings: dict[str, Any]
+    axes: dict[str, int]
+    positions: Literal["1d", "mrope"] = "1d"
+    deepstack: int = 0
+    video_token: str | None = None
 
 
 class VerificationRecord(_Record):
@@ -103,6 +121,70 @@ class VerificationRecord(_Record):
     passed: bool
 
 
+class PruningRecord(_Record):
+    """A policy as plain values: the arguments of `fastv_trt.Pruning`, one of ratio, keep and mass given."""
+
+    ratio: float | None = None
+    keep: int | None = None
+    mass: float | None = None
+    min_keep: int = 0
+    max_keep: int | None = None
+    ranking: str
+    scope: Literal["all", "image", "frame"] = "all"
+    seed: int = 0
+
+
+class OperatingPointRecord(_Record):
+    """The default policy of this bundle, and what `fastv-trt calibrate` measured of it.
+
+    Attributes:
+        measure: what quality is: accuracy, agreement, kl or kl-forced.
+        reference: quality at R = 0; accuracy and agreement in percent, KL in nats.
+        quality, low, high: of the policy, with one-sided bounds of `confidence`; accuracy as the difference from the
+            reference in points.
+        ttft_ratio: median of TTFT over TTFT at R = 0, on `device`.
+        kept_share: mean share of image tokens kept.
+    """
+
+    pruning: PruningRecord
+    tool: str
+    device: str
+    samples: int
+    samples_sha256: str
+    budget: str
+    measure: str
+    reference: float
+    quality: float
+    low: float
+    high: float
+    confidence: float
+    ttft_ratio: float
+    kept_share: float
+
+
+class QuantizationRecord(_Record):
+    """How `fastv-trt quantize` made this bundle from a floating-point one.
+
+    Attributes:
+        target: what the form is for; "any" runs well on both.
+        block: rows of a weight that share a scale; only for int4.
+        smooth: alpha of the migration of scales from activations into weights; only for int8 and fp8.
+        quantized: number of quantized weights per graph.
+        excluded: weights of those graphs that were left in floating point.
+        samples, samples_sha256: what activation ranges were collected on.
+    """
+
+    scheme: Literal["int8", "fp8", "int4"]
+    target: Literal["tensorrt", "cpu", "any"]
+    block: int | None
+    smooth: float | None
+    quantized: dict[str, int]
+    excluded: tuple[str, ...]
+    libraries: dict[str, str]
+    samples: int
+    samples_sha256: str
+
+
 class Manifest(_Record):
     """bundle.json."""
 
@@ -114,9 +196,12 @@ class Manifest(_Record):
     rankings: tuple[str, ...]
     tokens: TokenRecord
     image_token: str
+    vision: VisionRecord
     graphs: dict[str, GraphRecord]
     files: tuple[FileRecord, ...]
     verification: VerificationRecord | None = None
+    operating_point: OperatingPointRecord | None = None
+    quantization: QuantizationRecord | None = None
 
 
 @dataclass(frozen=True)
@@ -165,7 +250,14 @@ class Bundle:
 
     def with_verification(self, record: VerificationRecord) -> Bundle:
         """Write what a verification measured into bundle.json and return the new value."""
-        manifest = self.manifest.model_copy(update={"verification": record})
+        return self._with(verification=record)
+
+    def with_operating_point(self, record: OperatingPointRecord) -> Bundle:
+        """Write a default policy into bundle.json and return the new value."""
+        return self._with(operating_point=record)
+
+    def _with(self, **changes: BaseModel) -> Bundle:
+        manifest = self.manifest.model_copy(update=changes)
         _write_manifest(self.path, manifest)
         return Bundle(self.path, manifest)
 
@@ -255,7 +347,25 @@ def _read_manifest(root: Path) -> Manifest:
         raise BundleError(f"expected a schema_version in {path}, found none; this is not a fastv-trt bundle")
     if version > SCHEMA_VERSION:
         raise BundleError(f"expected schema {SCHEMA_VERSION} or older in {path}, found {version}; upgrade fastv-trt")
+    if version == 1 and isinstance(content, dict):
+        content = _from_schema_1(root, content)
     return validated(Manifest, content, f"a valid manifest in {path}")
+
+
+def _from_schema_1(root: Path, content: dict[str, Any]) -> dict[str, Any]:
+    """A manifest of schema 1, which knew LLaVA alone and left the size of a picture to its processor's files."""
+    try:
+        processor = json.loads((root / "processor" / "processor_config.json").read_text(encoding="utf-8"))
+        pixels = next(i for i in content["graphs"]["vision"]["inputs"] if i["name"] == "pixel_values")
+        tokens = (int(pixels["shape"][2]) // int(processor["patch_size"])) ** 2
+        tokens += int(processor.get("num_additional_image_tokens", 0))
+        tokens -= int(processor.get("vision_feature_select_strategy") == "default")
+        settings = {"tokens": tokens, "image": content["image_token"]}
+    except (OSError, ValueError, KeyError, TypeError, StopIteration) as error:
+        raise BundleError(
+            f"expected a whole bundle of schema 1 in {root}, found: {error!r}; export it again"
+        ) from error
+    return {**content, "schema_version": SCHEMA_VERSION, "vision": {"settings": settings, "axes": {"I": 1}}}
 
 
 def read_json(path: Path) -> object:

@@ -6,7 +6,9 @@ of the suffix is a range, by default from text alone to the whole prompt.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from fastv_trt.bundle import ModelRecord
 from fastv_trt.errors import InputError
@@ -200,8 +202,13 @@ class Profile:
         return found
 
 
-def profiles(graph: str, limits: BuildLimits) -> tuple[Profile, ...]:
+_ONE_TILE: Mapping[str, int] = MappingProxyType({"I": 1})
+
+
+def profiles(graph: str, limits: BuildLimits, picture: Mapping[str, int] = _ONE_TILE) -> tuple[Profile, ...]:
     """The profiles of a graph: prefill and decode for the two big ones, one for the others.
+
+    `picture` is the largest size of each axis of the vision graph for one picture (`VisionRecord.axes`).
 
     Prefill is one request at a time, decode one token at a time, batched; both ranges still go up to 2. With
     S = 1 alone every weight was stored twice, with B = 1 alone the output head (tests/engines/test_size.py).
@@ -211,7 +218,8 @@ def profiles(graph: str, limits: BuildLimits) -> tuple[Profile, ...]:
     # A size that is exactly 1 gets weights in a layout of its own, and the plan then stores them twice.
     step = Range(1, 1, 2)
     if graph == "vision":
-        return (Profile("prefill", {"I": Range(1, 1, limits.max_images)}),)
+        sizes = {axis: Range(1, most, most * limits.max_images) for axis, most in picture.items()}
+        return (Profile("prefill", {"M": Range(1, half, prompt), "Q": Range(1, min(16, prompt), prompt)} | sizes),)
     prefill = {
         "B": step,
         "S": Range(1, half, prompt),

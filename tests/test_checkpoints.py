@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +21,8 @@ from safetensors.torch import load_file, save_file
 from fastv_trt.bundle import Bundle
 from fastv_trt.errors import InputError, UnsupportedModelError
 from fastv_trt.export import checkpoint, export
+from fastv_trt.families import family_of
+from fastv_trt.families.preprocessing import Preprocessing
 from tests.test_export_errors import copy, edit, refused  # noqa: F401  (a fixture)
 
 State = dict[str, torch.Tensor]
@@ -35,7 +38,8 @@ def rewrite(folder: Path, change: Callable[[State], State]) -> None:
 def loaded(folder: Path, dtype: torch.dtype = torch.float32, allow_pickle: bool = False) -> State:
     """What export would trace."""
     found = checkpoint.inspect_checkpoint(folder, 2, allow_pickle)
-    return checkpoint.load(found, dtype).state_dict()
+    with tempfile.TemporaryDirectory() as scratch:
+        return checkpoint.load(found, dtype, Path(scratch))[0].state_dict()
 
 
 def same(a: State, b: State) -> bool:
@@ -122,7 +126,7 @@ def hub_cache(folder: Path, root: Path) -> Path:
 def test_a_hub_cache_snapshot_of_links(checkpoints: Callable[..., Path], tmp_path: Path) -> None:
     snapshot = hub_cache(checkpoints(), tmp_path / "hub") / "snapshots" / "0123abcd"
     assert same(loaded(snapshot), loaded(checkpoints()))
-    checkpoint.load_processor(snapshot).save_pretrained(tmp_path / "processor")
+    Preprocessing.load(snapshot, None).save(tmp_path / "processor", None)
     assert not any(path.is_symlink() for path in (tmp_path / "processor").iterdir())
 
 
@@ -201,13 +205,34 @@ def test_weights_of_two_dtypes(copy: Path) -> None:  # noqa: F811
     assert checkpoint.notes(found, "fp32") == ("weights are stored as bf16 and fp32 and were cast to fp32",)
 
 
+def test_weights_that_the_model_has_no_use_for_are_named(copy: Path) -> None:  # noqa: F811
+    rewrite(copy, lambda state: {**state, "extra.weight": torch.ones(2), "rotary_emb.inv_freq": torch.ones(2)})
+    found = checkpoint.inspect_checkpoint(copy, 2)
+    with tempfile.TemporaryDirectory() as scratch:
+        _, said = checkpoint.load(found, torch.float32, Path(scratch))
+    assert said == ("weights of the checkpoint that this model does not use: 1, such as extra.weight",)
+
+
+def test_parts_that_a_model_keeps_in_fp32_are_not_rounded(
+    copy: Path,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from transformers import LlavaForConditionalGeneration
+
+    monkeypatch.setattr(LlavaForConditionalGeneration, "_keep_in_fp32_modules", ["multi_modal_projector"])
+    name = "model.multi_modal_projector.linear_1.weight"
+    state, stored = loaded(copy, torch.float16), loaded(copy)
+    assert state["lm_head.weight"].dtype == torch.float16
+    assert torch.equal(state[name], stored[name])
+
+
 def test_weights_beyond_fp16_are_not_made_infinite(copy: Path) -> None:  # noqa: F811
     def enlarge(state: State) -> State:
         state[HEAD][0, 0] = 1e5
         return to(torch.bfloat16)(state)
 
     rewrite(copy, enlarge)
-    refused(copy, "within the range of fp16, found lm_head.weight beyond it", dtype="fp16")
+    refused(copy, r"within the range of torch.float16, found .*lm_head.weight beyond it", dtype="fp16")
 
 
 def names_of_the_hub(state: State) -> State:
@@ -278,17 +303,13 @@ def test_an_untied_head_that_is_missing(copy: Path) -> None:  # noqa: F811
     refused(copy, "every parameter .* found 1 missing: lm_head.weight")
 
 
-def test_processor_files_before_patch_size(copy: Path, checkpoints: Callable[..., Path]) -> None:  # noqa: F811
+def test_processor_files_before_patch_size(copy: Path) -> None:  # noqa: F811
     content = json.loads((copy / "processor_config.json").read_text())
     for name in ("patch_size", "vision_feature_select_strategy", "num_additional_image_tokens"):
         del content[name]
     (copy / "processor_config.json").write_text(json.dumps(content))
-    processor = checkpoint.load_processor(copy)
-    said = checkpoint.complete_processor(processor, checkpoint.read_config(copy))
-    assert said == ("the processor's files are of an older form; patch_size 8 was taken from config.json",)
-    processor.save_pretrained(copy.parent / "processor")
-    saved = json.loads((copy.parent / "processor" / "processor_config.json").read_text())
-    assert saved == json.loads((checkpoints() / "processor_config.json").read_text())
+    config = checkpoint.read_config(copy)  # which knows the sizes that image tokens are counted with
+    assert family_of(config).settings(config, Preprocessing.load(copy, None))["tokens"] == 25
 
 
 @pytest.mark.parametrize("beside_weights", [False, True])

@@ -152,7 +152,7 @@ def test_verify_refuses_a_checkpoint_of_another_depth(
 
 
 def test_export_says_when_it_casts(cli: Run, checkpoints: Callable[..., Path], tmp_path: Path) -> None:
-    code, _, err = cli("export", checkpoints(), tmp_path / "b", "--dtype", "fp16")
+    code, _, err = cli("export", checkpoints(), tmp_path / "b", "--dtype", "fp16", "--rankings", "last-query")
     assert code == 0 and "stored as fp32 and were cast to fp16" in err
 
 
@@ -175,3 +175,13 @@ def test_version_and_help(cli: Run) -> None:
     for command in ("export", "run", "verify", "inspect", "demo"):
         code, out, _ = cli(command, "--help")
         assert code == 0 and "Usage" in out
+
+
+def test_families_says_what_is_special_about_each(cli: Run) -> None:
+    code, out, _ = cli("families", "--json")
+    listed = json.loads(out)
+    assert code == 0
+    assert {"llava", "llava_next", "qwen3_vl", "internvl", "video_llava"} <= {row["name"] for row in listed["families"]}
+    assert all(row["special"] and row["architectures"] for row in listed["families"])
+    assert "bidirectionally" in listed["refused"]["Gemma3ForConditionalGeneration"]
+    assert "Qwen3VLForConditionalGeneration" in cli("families")[1]

@@ -106,10 +106,11 @@ def test_pictures_are_accepted_as_dlpack(bundle: Bundle) -> None:
     runtime = Runtime.load(bundle)
     request = runtime.request("what?", [picture(0)])
     pixels = request.vision_inputs["pixel_values"]
-    wanted = runtime.chain.device.download(runtime.chain.features(request, 25))
+    wanted = runtime.chain.device.download(runtime.chain.features(request, 25)["image_features"])
     for given in (torch.from_numpy(np.array(pixels)), dlpack.Exported(host(pixels)), pixels.tolist()):
         same = SimpleNamespace(vision_inputs={"pixel_values": given})
-        found = runtime.chain.device.download(runtime.chain.features(same, 25))  # type: ignore[arg-type]
+        features = runtime.chain.features(same, 25)["image_features"]  # type: ignore[arg-type]
+        found = runtime.chain.device.download(features)
         np.testing.assert_array_equal(found, wanted)
 
 

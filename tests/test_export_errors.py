@@ -13,6 +13,15 @@ from safetensors.torch import load_file, save_file
 from fastv_trt.errors import InputError, UnsupportedModelError
 from fastv_trt.export import export
 
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 1e4,
+    "factor": 2.0,
+    "short_factor": [1.0] * 8,
+    "long_factor": [2.0] * 8,
+    "original_max_position_embeddings": 128,
+}
+
 
 @pytest.fixture
 def copy(checkpoints: Callable[..., Path], tmp_path: Path) -> Path:
@@ -75,7 +84,7 @@ def test_an_unknown_model_type(copy: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"text_config__rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}, "'dynamic'"),
+        ({"text_config__rope_parameters": LONGROPE}, "'longrope'"),
         ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "quantization_config"),
     ],
 )

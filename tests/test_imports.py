@@ -41,6 +41,15 @@ def test_help_loads_nothing_heavy() -> None:
     assert not loaded_after("import fastv_trt.cli") & set(HEAVY)
 
 
+def test_calibration_loads_torch_only_to_cut_at_another_k() -> None:
+    assert not loaded_after("import fastv_trt.calibration.recommend, fastv_trt.calibration.sweep") & {
+        "torch",
+        "transformers",
+        "onnx",
+        "matplotlib",
+    }
+
+
 def test_ids_and_pixels_in_ids_out_needs_no_transformers(bundle: Bundle) -> None:
     code = f"""
 import numpy as np, fastv_trt.runtime as r
@@ -101,17 +110,19 @@ ALLOWED = {
     "bundle": {"errors"},
     "pruning": {"errors"},
     "cost": {"bundle", "errors"},
-    "paper": {"bundle"},
+    "families": {"errors"},
+    "export": {"bundle", "pruning", "cost", "errors", "families"},
     "gpus": {"errors"},
+    "paper": {"bundle"},
     "bench": {"bundle", "pruning", "cost", "errors", "nvidia", "runtime"},
-    "export": {"bundle", "pruning", "cost", "errors"},
     "nvidia": {"errors"},
+    "plan": {"bundle", "cost", "gpus", "limits", "pruning"},
     "targets": {"bundle", "errors", "nvidia"},
     "limits": {"bundle", "errors", "targets"},
     "engines": {"bundle", "pruning", "cost", "errors", "limits", "nvidia", "targets"},
-    "runtime": {"bundle", "pruning", "cost", "errors", "limits", "nvidia", "targets"},
-    "calibration": {"bundle", "pruning", "cost", "errors", "runtime"},
-    "verify": {"bundle", "pruning", "cost", "errors", "nvidia", "runtime", "targets"},
+    "runtime": {"bundle", "pruning", "cost", "errors", "families", "limits", "nvidia", "targets"},
+    "calibration": {"bundle", "pruning", "cost", "errors", "runtime", "export"},  # export only to cut at another K
+    "verify": {"bundle", "pruning", "cost", "errors", "families", "nvidia", "runtime", "targets"},
 }
 
 

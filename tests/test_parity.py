@@ -44,6 +44,27 @@ def test_every_decoder_matches_its_checkpoint(
     assert report.passed
 
 
+def test_every_ranking_matches_its_reference(checkpoints: Checkpoints, tmp_path: Path) -> None:
+    """All rank graphs against NumPy on the checkpoint's own activations (verify/rankings.py)."""
+    from fastv_trt.export import export
+    from fastv_trt.pruning import ATTENTION_RANKINGS
+
+    checkpoint = checkpoints("qwen2", "siglip")
+    bundle = export(checkpoint, tmp_path / "b", k=2).bundle
+    assert bundle.manifest.rankings == ATTENTION_RANKINGS
+    report = verify(bundle, checkpoint, ratios=(0.5, 0.9), rankings=(*ATTENTION_RANKINGS, "diversity"))
+    assert {case.ranking for case in report.cases} == {*ATTENTION_RANKINGS, "diversity"}
+    assert all(case.same_kept and case.logit <= 1e-4 for case in report.cases)
+    assert max(case.score or 0.0 for case in report.cases) <= 1e-5
+    assert report.passed
+
+    runtime = Runtime.load(bundle)  # a later turn: new image tokens stand behind those of the first
+    for ranking in ("dart", "last-query-norope"):
+        talk = runtime.conversation(Pruning(keep=6, ranking=ranking))
+        talk.ask("what?", [picture(1)], limits=Limits(2))
+        assert talk.ask("and?", [picture(2)], limits=Limits(2)).kept_tokens == 6
+
+
 def test_pruning_before_layer_0_matches_too(bundles: Bundles, checkpoints: Checkpoints) -> None:
     report = verify(bundles(k=0), checkpoints())
     assert {case.ranking for case in report.cases if case.ratio} == {"random", "uniform"}
@@ -59,7 +80,7 @@ def test_a_head_size_that_is_not_the_quotient_matches(checkpoints: Checkpoints, 
     assert verify(bundle, checkpoint, ratios=(0.0, 0.5)).passed
 
 
-@pytest.mark.parametrize("kind", ["linear", "llama3", "yarn"])
+@pytest.mark.parametrize("kind", ["linear", "llama3", "yarn", "dynamic"])
 def test_scaled_rope_matches(checkpoints: Checkpoints, tmp_path: Path, kind: str) -> None:
     from fastv_trt.export import export
 
@@ -73,6 +94,7 @@ def test_scaled_rope_matches(checkpoints: Checkpoints, tmp_path: Path, kind: str
     }
     wanted = {
         "linear": ("rope_type", "rope_theta", "factor"),
+        "dynamic": ("rope_type", "rope_theta", "factor"),
         "yarn": ("rope_type", "rope_theta", "factor", "original_max_position_embeddings"),
     }.get(kind, tuple(rope))
     folder = tmp_path / "checkpoint"
@@ -117,7 +139,8 @@ def test_the_oracle_agrees_with_dropping_the_tokens(checkpoints: Checkpoints, ru
     pruned = np.zeros(len(request.input_ids), dtype=bool)
     pruned[answer.prefill.image_positions] = True
     pruned[answer.keep_indices] = False
-    masked = oracle.forward(request.input_ids, request.vision_inputs, pruned)
+    inputs = oracle.inputs(runtime.processor.outputs([picture(3)]))
+    masked = oracle.forward(request.input_ids, inputs, pruned)
 
     keep = torch.from_numpy(answer.keep_indices)
     text = oracle.model.get_decoder()

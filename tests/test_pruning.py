@@ -8,7 +8,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastv_trt.errors import InputError
-from fastv_trt.pruning import Pruning, image_positions, random_scores, select, top, uniform_indices
+from fastv_trt.pruning import (
+    Pruning,
+    diversity_scores,
+    image_positions,
+    mass_count,
+    random_scores,
+    select,
+    top,
+    uniform_indices,
+)
 
 scores_lists = st.lists(st.sampled_from([0.0, 0.1, 0.25, 0.5, 1.0]), max_size=40)  # few values: many ties
 
@@ -152,3 +161,92 @@ def test_image_positions_come_from_the_token_id() -> None:
     assert image_positions([7, 4, 4, 9, 4, 5], [4]).tolist() == [1, 2, 4]
     assert image_positions([7, 4, 4, 9, 4, 5], [4, 5]).tolist() == [1, 2, 4, 5]
     assert image_positions([7, 9], [4]).tolist() == []
+
+
+def test_more_than_3840_tokens_can_be_kept() -> None:
+    """TensorRT's TopK ends there; the choice is made on the host, so a video's tokens are not limited by it."""
+    scores = np.random.default_rng(0).permutation(9000).astype(np.float32)
+    keep = select(Pruning(keep=5000), 9010, np.arange(5, 9005), [9000], scores)
+    assert len(keep) == 5010
+    assert set(np.flatnonzero(scores >= 4000) + 5) == set(keep[(keep >= 5) & (keep < 9005)])
+
+
+@pytest.mark.parametrize("scope", ["image", "frame"])
+def test_every_group_gets_its_share(scope: str) -> None:
+    sizes, scores = [10, 4, 6], np.arange(20, dtype=np.float32)  # the last group would win everything
+    pruning = Pruning(ratio=0.5, scope=scope)  # type: ignore[arg-type]
+    keep = select(pruning, 20, np.arange(20), sizes, scores)
+    assert [int(((keep >= a) & (keep < b)).sum()) for a, b in ((0, 10), (10, 14), (14, 20))] == [5, 2, 3]
+    assert pruning.kept_tokens(sizes) == len(keep)
+
+
+@given(scores_lists, st.floats(0.01, 1.0), st.integers(0, 10), st.integers(0, 40))
+def test_a_mass_keeps_the_fewest_tokens_that_reach_it(scores: list[float], mass: float, least: int, more: int) -> None:
+    most = min(len(scores), least + more)
+    least = min(least, most)
+    count = mass_count(scores, mass, least, most)
+    best = sorted((float(np.float32(s)) for s in scores), reverse=True)
+    assert least <= count <= most
+    if count < most:
+        assert sum(best[:count]) >= mass * sum(best) - 1e-9
+    if count > least:
+        assert sum(best[: count - 1]) < mass * sum(best) + 1e-9
+
+
+def test_a_mass_adapts_to_how_concentrated_attention_is() -> None:
+    policy = Pruning(mass=0.9, ranking="external", min_keep=2, max_keep=6)
+    sharp, flat = np.array([100.0] + [1.0] * 9), np.ones(10)
+    assert select(policy, 12, range(10), [10], sharp).tolist() == [0, 1, 10, 11]
+    assert select(policy, 12, range(10), [10], flat).tolist() == [0, 1, 2, 3, 4, 5, 10, 11]
+    assert policy.kept_tokens([10]) == 6  # what caches are sized to
+    assert Pruning(mass=0.5).kept_tokens([10]) == 10
+    assert select(Pruning(mass=1.0, ranking="external"), 5, range(4), [4], [1, 0, 2, 0]).tolist() == [0, 2, 4]
+
+
+def test_a_mass_per_image_is_a_share_of_each_images_attention() -> None:
+    policy = Pruning(mass=0.6, ranking="external", scope="image")
+    assert select(policy, 6, range(6), [3, 3], [9, 1, 1, 0.1, 0.1, 0.1]).tolist() == [0, 3, 4]
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"mass": 0.0}, r"\(0, 1\], found 0.0"),
+        ({"mass": 1.1}, "found 1.1"),
+        ({"mass": float("nan")}, "found nan"),
+        ({"mass": "a"}, "found 'a'"),
+        ({"mass": 0.5, "ratio": 0.5}, "two of them"),
+        ({"mass": 0.5, "ranking": "random"}, "found 'random'"),
+        ({"mass": 0.5, "min_keep": 5, "max_keep": 4}, "found 5, 4"),
+        ({"max_keep": 4}, "with a mass"),
+    ],
+)
+def test_bad_masses_are_refused(values: dict[str, object], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        Pruning(**values)  # type: ignore[arg-type]
+
+
+def test_negative_scores_have_no_mass() -> None:
+    with pytest.raises(InputError, match="negative"):
+        select(Pruning(mass=0.5, ranking="external"), 4, [0, 1], [2], [1.0, -1.0])
+
+
+@given(st.integers(0, 14), st.integers(1, 5), st.integers(0, 2**32 - 1))
+def test_diversity_is_the_greedy_max_min_choice(tokens: int, size: int, seed: int) -> None:
+    """Against the definition, one choice at a time."""
+    features = np.random.default_rng(seed).normal(size=(tokens, size)).astype(np.float32)
+    unit = features / np.maximum(np.linalg.norm(features, axis=1, keepdims=True), 1e-12)
+    distance = 1.0 - unit @ unit.T
+    order = np.argsort(-diversity_scores(features), kind="stable").tolist()
+    chosen: list[int] = []
+    for pick in order:
+        rest = [i for i in range(tokens) if i not in chosen]
+        others = chosen or None
+        gain = {i: min((distance[i, j] for j in others or rest if j != i), default=np.inf) for i in rest}
+        assert gain[pick] >= max(gain.values()) - 1e-6
+        chosen.append(pick)
+
+
+def test_diversity_leaves_duplicates_for_last() -> None:
+    features = np.array([[1, 0], [1, 0], [0, 1], [1, 0], [-1, 0]], np.float32)
+    assert sorted(np.argsort(-diversity_scores(features))[:3].tolist()) in ([0, 2, 4], [1, 2, 4], [2, 3, 4])

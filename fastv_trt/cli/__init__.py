@@ -13,12 +13,16 @@ from fastv_trt import __version__
 from fastv_trt.cli import lean
 from fastv_trt.cli.bench import bench
 from fastv_trt.cli.build import build
+from fastv_trt.cli.calibrate import calibrate
 from fastv_trt.cli.check import check
 from fastv_trt.cli.demo import demo
 from fastv_trt.cli.doctor import doctor
 from fastv_trt.cli.export import export
+from fastv_trt.cli.families import families
 from fastv_trt.cli.flops import flops
 from fastv_trt.cli.inspect import inspect
+from fastv_trt.cli.plan import plan
+from fastv_trt.cli.quantize import quantize
 from fastv_trt.cli.run import run
 from fastv_trt.cli.verify import verify
 from fastv_trt.errors import FastVError
@@ -45,7 +49,22 @@ def _options(
     """Options that stand before the command."""
 
 
-for command in (export, run, verify, inspect, bench, flops, check, build, doctor, demo):
+for command in (
+    plan,
+    export,
+    run,
+    verify,
+    inspect,
+    bench,
+    flops,
+    calibrate,
+    quantize,
+    check,
+    build,
+    doctor,
+    demo,
+    families,
+):
     app.command()(command)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,6 +13,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
+from fastv_trt.bundle import Manifest
 from fastv_trt.errors import InputError
 from fastv_trt.pruning import Pruning
 
@@ -42,24 +44,48 @@ Images = Annotated[
     list[Path] | None,
     typer.Option("--image", "-i", help="A picture of the prompt; repeat it for several.", show_default=False),
 ]
+Videos = Annotated[
+    list[Path] | None,
+    typer.Option("--video", help="A video of the prompt: a file, or a folder of pictures.", show_default=False),
+]
+Frames = Annotated[
+    int | None,
+    typer.Option(help="Frames taken of each video; by default as the model's family does.", show_default=False),
+]
 Ratio = Annotated[
     float | None,
     typer.Option(
         "--ratio",
         "-r",
-        help="R, share of image tokens to drop after layer K, 0 to 1; 0.5 unless --keep is given.",
+        help="R, share of image tokens to drop after layer K, 0 to 1. By default what the bundle was calibrated to, "
+        "or 0.5.",
         show_default=False,
     ),
 ]
 Keep = Annotated[int | None, typer.Option(help="Image tokens to keep, instead of --ratio.", show_default=False)]
-Ranking = Annotated[
-    str | None,
+Mass = Annotated[
+    float | None,
     typer.Option(
-        help="last-query, received, random or uniform. By default the bundle's first, or random at K=0.",
+        help="Keep the fewest image tokens that get this share of the image attention, instead of --ratio.",
         show_default=False,
     ),
 ]
-Scope = Annotated[str, typer.Option(help="all: one pool for all images; image: a share for each.")]
+MinKeep = Annotated[int, typer.Option(help="With --mass: keep no fewer image tokens.")]
+MaxKeep = Annotated[int | None, typer.Option(help="With --mass: keep no more image tokens.", show_default=False)]
+Ranking = Annotated[
+    str | None,
+    typer.Option(
+        help="last-query, received, last-query-norope, key-norm, dart, diversity, random or uniform. By default what "
+        "the bundle was calibrated to, or its first, or random at K=0.",
+        show_default=False,
+    ),
+]
+Scope = Annotated[
+    str,
+    typer.Option(
+        help="all: one pool for all images; image: a share for each; frame: a share for each frame of a video."
+    ),
+]
 
 console = Console(stderr=True, highlight=False)
 """Progress and notes go to stderr, so that stdout holds the result alone."""
@@ -72,22 +98,36 @@ def output() -> Console:
 
 
 def pruning_of(
-    rankings: tuple[str, ...],
+    manifest: Manifest,
     ratio: float | None,
     keep: int | None,
     ranking: str | None,
     scope: str,
     seed: int,
     required: bool = False,
+    mass: float | None = None,
+    min_keep: int = 0,
+    max_keep: int | None = None,
 ) -> Pruning:
-    """A policy from the command line's options; R is 0.5 if neither it nor a keep count is given."""
+    """A policy from the command line's options.
+
+    What is left out comes from the bundle's calibrated operating point: all of it if neither an amount (ratio, keep,
+    mass) nor a ranking is given. Without one, R is 0.5 and the ranking the bundle's first.
+    """
+    point = manifest.operating_point
+    if (ratio, keep, mass, ranking) == (None, None, None, None) and point is not None:
+        return replace(Pruning(**point.pruning.model_dump()), required=required)
+    first = point.pruning.ranking if point is not None else (*manifest.rankings, "random")[0]
     return Pruning(
-        ratio=0.5 if ratio is None and keep is None else ratio,
+        ratio=0.5 if ratio is None and keep is None and mass is None else ratio,
         keep=keep,
-        ranking=ranking or (rankings[0] if rankings else "random"),
+        ranking=ranking or first,
         scope=scope,  # type: ignore[arg-type]  # Pruning checks it
         seed=seed,
         required=required,
+        mass=mass,
+        min_keep=min_keep,
+        max_keep=max_keep,
     )
 
 

@@ -8,14 +8,16 @@ import typer
 from rich.table import Table
 
 from fastv_trt import cost
-from fastv_trt.bundle import Bundle
+from fastv_trt.bundle import Bundle, OperatingPointRecord
 from fastv_trt.cli.common import (
     BundlePath,
+    Frames,
     Images,
     JsonFlag,
     Keep,
     Ratio,
     Scope,
+    Videos,
     mebibytes,
     output,
     print_json,
@@ -24,12 +26,15 @@ from fastv_trt.cli.common import (
 from fastv_trt.cli.doctor import engine_lines
 from fastv_trt.cli.lean import hide_torch
 from fastv_trt.errors import InputError
+from fastv_trt.pruning import FREE_RANKINGS
 
 
 def inspect(
     bundle: BundlePath,
     prompt: Annotated[str | None, typer.Option("--prompt", "-p", help="Count its tokens, without running.")] = None,
     image: Images = None,
+    video: Videos = None,
+    frames: Frames = None,
     ratio: Ratio = None,
     keep: Keep = None,
     scope: Scope = "all",
@@ -49,9 +54,10 @@ def inspect(
 
         content["engines"] = doctor.engines(opened)
     if prompt is not None:
-        pruning = pruning_of(opened.manifest.rankings, ratio, keep, None, scope, 0)
-        content["prompt"] = _prompt(opened, prompt, list(image or []), pruning, max_new_tokens, raw)
-    elif image:
+        pruning = pruning_of(opened.manifest, ratio, keep, None, scope, 0)
+        media = (list(image or []), list(video or []), frames)
+        content["prompt"] = _prompt(opened, prompt, media, pruning, max_new_tokens, raw)
+    elif image or video:
         raise InputError("expected --prompt with --image, found none; a picture is counted as part of a prompt")
     if json:
         print_json(content)
@@ -83,19 +89,30 @@ def describe(bundle: Bundle) -> dict[str, Any]:
             }
             for name, graph in manifest.graphs.items()
         },
+        "operating_point": None if manifest.operating_point is None else manifest.operating_point.model_dump(),
+        "quantization": None if manifest.quantization is None else manifest.quantization.model_dump(),
         "verification": None if manifest.verification is None else manifest.verification.model_dump(),
     }
 
 
-def _prompt(bundle: Bundle, prompt: str, images: list[Any], pruning: Any, new_tokens: int, raw: bool) -> dict[str, Any]:
+def _prompt(
+    bundle: Bundle,
+    prompt: str,
+    media: tuple[list[Any], list[Any], int | None],
+    pruning: Any,
+    new_tokens: int,
+    raw: bool,
+) -> dict[str, Any]:
     from fastv_trt.runtime.processing import Processor
 
     manifest = bundle.manifest
     processor = Processor.of(bundle)
-    text = prompt if raw else processor.render([processor.user(prompt, len(images))])
-    request = processor.request(text, images)
+    images, videos, frames = media
+    plain = raw or (processor.family.front and not processor.has_chat_template)
+    text = prompt if plain else processor.render([processor.user(prompt, len(images), len(videos))])
+    request = processor.request(text, images, videos, frames=frames)
     total, image_tokens = len(request.input_ids), sum(request.image_sizes)
-    kept = pruning.kept_tokens(request.image_sizes)
+    kept = pruning.kept_tokens(request.groups(pruning.scope))
     remaining = total - image_tokens + kept
     full = cost.kv_bytes(manifest.model, manifest.dtype, manifest.k, total + new_tokens, total + new_tokens)
     pruned = cost.kv_bytes(manifest.model, manifest.dtype, manifest.k, total + new_tokens, remaining + new_tokens)
@@ -121,7 +138,7 @@ def _print(bundle: Bundle, content: dict[str, Any]) -> None:
         f"{model.key_value_heads} x {model.head_size}, ffn {model.ffn_size}, vocabulary {model.vocab_size}, "
         f"context {model.max_positions} tokens, {model.parameters:,} parameters, {manifest.dtype}"
     )
-    out.print(f"rankings: {', '.join((*manifest.rankings, 'random', 'uniform', 'external'))}")
+    out.print(f"rankings: {', '.join((*manifest.rankings, *FREE_RANKINGS))}")
     out.print(
         f"KV cache: {mebibytes(per_token['layers_before_k'])} per token in layers before K, "
         f"{mebibytes(per_token['layers_from_k'])} per kept token from K on"
@@ -138,6 +155,15 @@ def _print(bundle: Bundle, content: dict[str, Any]) -> None:
             f"verified: {'passed' if checked.passed else 'FAILED'}, {checked.cases} cases on {checked.device}, max "
             f"|Δlogit| {checked.max_abs_logit_difference:.1e}, cosine {checked.min_cosine:.7f} ({checked.tool})"
         )
+    made = manifest.quantization
+    if made is not None:
+        left = f", without {', '.join(made.excluded)}" if made.excluded else ""
+        libraries = ", ".join(f"{name} {version}" for name, version in made.libraries.items())
+        out.print(
+            f"quantized: {made.scheme} for {made.target}, {sum(made.quantized.values())} weights of "
+            f"{', '.join(made.quantized)}{left}; ranges from {made.samples} samples ({libraries})"
+        )
+    out.print(_default(manifest.operating_point), markup=False)
     for line in engine_lines(content):
         out.print(line, markup=False)
     if "prompt" in content:
@@ -147,6 +173,18 @@ def _print(bundle: Bundle, content: dict[str, Any]) -> None:
             f"image, of which {counted['kept_image_tokens']} are kept; KV {mebibytes(counted['kv_bytes_unpruned'])} -> "
             f"{mebibytes(counted['kv_bytes'])}; decoder FLOPs x {counted['decoder_flops_ratio']:.3f}"
         )
+
+
+def _default(point: OperatingPointRecord | None) -> str:
+    if point is None:
+        return "default: R=50%, not calibrated; run fastv-trt calibrate"
+    policy = point.pruning
+    amount = f"mass={policy.mass:g}" if policy.mass is not None else f"R={100 * (policy.ratio or 0):g}%"
+    return (
+        f"default: {policy.ranking} {amount}, calibrated on {point.samples} samples to {point.budget}: {point.measure} "
+        f"{point.quality:+.2f} [{point.low:+.2f}, {point.high:+.2f}] at confidence {point.confidence:g}, TTFT x "
+        f"{point.ttft_ratio:.3f}, {100 * point.kept_share:.1f}% of image tokens kept ({point.tool}, {point.device})"
+    )
 
 
 def _signature(graph: Any) -> str:

@@ -12,13 +12,18 @@ from fastv_trt.cli.common import (
     BundlePath,
     Device,
     Engine,
+    Frames,
     Images,
     JsonFlag,
     Keep,
+    Mass,
+    MaxKeep,
+    MinKeep,
     Ranking,
     Ratio,
     Scope,
     Threads,
+    Videos,
     console,
     mebibytes,
     print_json,
@@ -32,8 +37,13 @@ def run(
     bundle: BundlePath,
     prompt: Annotated[str, typer.Option("--prompt", "-p", help="The question. - reads it from stdin.")],
     image: Images = None,
+    video: Videos = None,
+    frames: Frames = None,
     ratio: Ratio = None,
     keep: Keep = None,
+    mass: Mass = None,
+    min_keep: MinKeep = 0,
+    max_keep: MaxKeep = None,
     ranking: Ranking = None,
     scope: Scope = "all",
     max_new_tokens: Annotated[int, typer.Option(help="At most this many new tokens.")] = 128,
@@ -45,6 +55,10 @@ def run(
         bool, typer.Option("--require-pruning", help="Fail if there is nothing to prune.")
     ] = False,
     save_kept: Annotated[Path | None, typer.Option(help="Draw the kept patches and the scores to this PNG.")] = None,
+    dump_inputs: Annotated[
+        Path | None,
+        typer.Option(help="Write the ids and pixel values to this safetensors file, for other programs, and stop."),
+    ] = None,
     device: Device = "cpu",
     engine: Engine = None,
     threads: Threads = None,
@@ -62,10 +76,13 @@ def run(
     text = sys.stdin.read().strip() if prompt == "-" else prompt
     opened = Bundle.open(bundle)
     hide_torch(opened)
-    pruning = pruning_of(opened.manifest.rankings, ratio, keep, ranking, scope, seed, require_pruning)
+    if dump_inputs is not None:
+        _dump(opened, text, pictures, raw, dump_inputs)
+        return
+    pruning = pruning_of(opened.manifest, ratio, keep, ranking, scope, seed, require_pruning, mass, min_keep, max_keep)
     limits, sampling = Limits(max_new_tokens), Sampling(temperature, top_p, seed)
     runtime = Runtime.load(opened, device=device, engine=engine, threads=threads)
-    request = runtime.request(text, pictures, raw=raw)
+    request = runtime.request(text, pictures, videos=list(video or []), frames=frames, raw=raw)
     stream = runtime.stream(request, pruning, limits, sampling)
     for piece in stream:
         if not json:
@@ -89,6 +106,20 @@ def run(
         f"({', '.join(f'{part} {value}' for part, value in milliseconds.items() if part != 'decode')}); "
         f"{answer.decode_steps} decode steps {milliseconds['decode']} ms; KV {mebibytes(answer.kv_bytes)}",
         style="dim",
+    )
+
+
+def _dump(bundle: Any, text: str, pictures: list[Path], raw: bool, path: Path) -> None:
+    """Write what the graphs would be given; nothing is run."""
+    from fastv_trt.runtime.processing import Processor
+    from fastv_trt.runtime.request_file import write_request
+
+    processor = Processor.of(bundle)
+    prompt = text if raw else processor.render([processor.user(text, len(pictures))])
+    request = processor.request(prompt, pictures)
+    write_request(request, path)
+    console.print(
+        f"wrote {len(request.input_ids)} tokens, {sum(request.image_sizes)} of pictures, to {path}", style="dim"
     )
 
 

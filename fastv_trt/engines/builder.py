@@ -62,13 +62,16 @@ def build(
     folder = bundle.path / targets.FOLDER / label
     refuse_existing(folder)
     plans = prepare(bundle, limits, numbers, decomposable)
+    # The largest first: what the compiler keeps from one graph then lies in memory that it needed anyway.
+    order = sorted(plans, key=lambda plan: _source_bytes(bundle, plan), reverse=True)
 
     folder.parent.mkdir(exist_ok=True)
     try:
         with writing(folder) as temporary:
             results = compile_all(
-                _job(library, plans, numbers, decomposable, temporary), temporary, _scaled(on_step, plans)
+                _job(library, order, numbers, decomposable, temporary), temporary, _scaled(on_step, order)
             )
+            done = {result.graph: result for result in results.engines}
             manifest = TargetManifest(
                 schema_version=targets.SCHEMA_VERSION,
                 created_by=f"fastv-trt {__version__}",
@@ -79,10 +82,7 @@ def build(
                 flags=("STRONGLY_TYPED", *(("decomposable",) if decomposable else ())),
                 steady=results.steady,
                 limits=limits.record(),
-                engines={
-                    result.graph: _record(bundle, plan, result, temporary)
-                    for plan, result in zip(plans, results.engines, strict=True)
-                },
+                engines={plan.graph.name: _record(bundle, plan, done[plan.graph.name], temporary) for plan in plans},
             )
             targets.write(temporary, manifest)
     except OSError as error:
@@ -105,7 +105,7 @@ def prepare(
     for name in bundle.manifest.graphs:
         graph = Graph.load(bundle, name).with_capacity(limits.capacity_of(name))
         graph = graph.decomposable() if decomposable else graph
-        chosen = profiles(name, limits)
+        chosen = profiles(name, limits, bundle.manifest.vision.axes)
         found = [problem for profile in chosen for problem in profile.problems(name, graph.inputs)]
         problems.extend(found)
         problems.extend(grouped(check(graph, compute)))
@@ -169,13 +169,21 @@ def _job(library: Library, plans: Sequence[Plan], compute: Sequence[str], decomp
     return Job(backend=library.backend, compute=tuple(compute) if library.ahead_of_time else (), tasks=tasks)
 
 
+def _sources(bundle: Bundle, plan: Plan) -> tuple[FileRecord, ...]:
+    """The files of the graph that a plan is compiled from."""
+    path = bundle.manifest.graphs[plan.graph.name].path
+    return tuple(file for file in bundle.manifest.files if file.path in (path, f"{path}.data"))
+
+
+def _source_bytes(bundle: Bundle, plan: Plan) -> int:
+    return sum(file.bytes for file in _sources(bundle, plan))
+
+
 def _record(bundle: Bundle, plan: Plan, result: Result, folder: Path) -> EngineRecord:
     path = folder / f"{plan.graph.name}.plan"
-    source = bundle.manifest.graphs[plan.graph.name].path
-    files = {file.path: file.sha256 for file in bundle.manifest.files}
     return EngineRecord(
         plan=FileRecord(path=path.name, bytes=path.stat().st_size, sha256=sha256(path)),
-        source={name: files[name] for name in (source, f"{source}.data") if name in files},
+        source={file.path: file.sha256 for file in _sources(bundle, plan)},
         inputs=result.inputs,
         outputs=result.outputs,
         profiles=plan.profiles,

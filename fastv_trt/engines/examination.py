@@ -61,7 +61,7 @@ def examine(
     for name in bundle.manifest.graphs:
         graph = Graph.load(bundle, name).with_capacity(limits.capacity_of(name))
         graph = graph.decomposable() if decomposable else graph
-        for profile in profiles(name, limits):
+        for profile in profiles(name, limits, bundle.manifest.vision.axes):
             for problem in profile.problems(name, graph.inputs):
                 findings.append(Finding(name, f"profile {profile.name}", problem, "change the limits or export again"))
         findings.extend(check(graph, compute or ()))

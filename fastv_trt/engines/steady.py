@@ -1,8 +1,9 @@
 """Runs a Python module with as little left to chance as can be had without privileges: `python steady.py MODULE`.
 
 Three things are taken away from chance: where memory lies (address randomization), which thread runs first (one CPU,
-and a scheduling policy in which a thread that wakes up does not interrupt another one) and the order of sets (hash
-seeds). Started by path; imports nothing of the package.
+and a scheduling policy in which a thread runs until it waits) and the order of sets (hash seeds). That policy takes
+CAP_SYS_NICE, which root has and most users lack; without it the next best one is set, in which a thread that wakes up
+does not interrupt another one, but other programs do. Started by path; imports nothing of the package.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ def is_steady() -> bool:
         current != -1
         and bool(current & NO_RANDOMIZATION)
         and len(os.sched_getaffinity(0)) == 1
-        and os.sched_getscheduler(0) == os.SCHED_BATCH
+        and os.sched_getscheduler(0) == os.SCHED_FIFO
     )
 
 
@@ -37,6 +38,7 @@ def main() -> None:
         with suppress(OSError):
             os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
             os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+            os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
     os.execve(sys.executable, [sys.executable, "-P", "-m", *sys.argv[1:]], os.environ | SEED)
 
 

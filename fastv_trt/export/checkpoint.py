@@ -8,14 +8,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForImageTextToText, AutoProcessor, PreTrainedModel
+from transformers import AutoConfig, AutoModelForImageTextToText, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from fastv_trt.errors import InputError, UnsupportedModelError
 from fastv_trt.export import weights
 from fastv_trt.export.decoder import check as check_decoder
-from fastv_trt.export.families import Family, family_of
 from fastv_trt.export.folder import checkpoint_folder, refuse_without_processor
+from fastv_trt.export.recast import recast, refuse_infinite
+from fastv_trt.families import (
+    Family,
+    family_of,
+    qwen_vl_model,  # noqa: F401  (makes its classes known to transformers)
+)
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
@@ -70,7 +75,8 @@ def inspect_checkpoint(path: str | os.PathLike[str], k: int, allow_pickle: bool 
             f"expected vision weights ({family.vision_weights[0]}*) in {folder}, found none; "
             "this is only the language model"
         )
-    refuse_without_processor(folder)
+    if family.preprocessing is None:
+        refuse_without_processor(folder)
     return Checkpoint(folder, family, config, found)
 
 
@@ -87,46 +93,72 @@ def _refuse_quantized(folder: Path, config: Any) -> None:
     )
 
 
-def load(checkpoint: Checkpoint, dtype: torch.dtype, attention: str = "sdpa") -> PreTrainedModel:
-    """Load a checkpoint for inference, cast tensor by tensor.
+def load(
+    checkpoint: Checkpoint, dtype: torch.dtype, scratch: Path, attention: str = "sdpa"
+) -> tuple[PreTrainedModel, tuple[str, ...]]:
+    """Load a checkpoint for inference. Its weights stay on the disk, mapped, and are read as they are used.
+
+    Args:
+        checkpoint: what `inspect_checkpoint` returned.
+        dtype: of the parameters.
+        scratch: an empty folder that outlives the model; weights of another dtype are cast into it.
+        attention: name of the attention implementation.
+
+    Returns:
+        The model, and what its user should know of it.
 
     Raises:
         InputError: weights that the model needs are missing from the checkpoint, do not fit its config, or are
             beyond the range of `dtype`.
+        FastVError: no room for the cast weights.
     """
-    folder = checkpoint.folder
+    folder, pickled = checkpoint.folder, checkpoint.weights.pickled
     transformers_logging.disable_progress_bar()  # a step of export has its own
+    other = any(DTYPES.get(stored) != dtype for stored in checkpoint.weights.stored)
+    in_memory = other and _keeps_fp32(checkpoint.config, dtype)
+    if other and not in_memory:
+        recast(checkpoint.weights, dtype, folder, scratch)
+        folder, pickled = scratch, False
     try:
         loaded: Any = AutoModelForImageTextToText.from_pretrained(
             folder,
             dtype=dtype,
             attn_implementation=attention,
             local_files_only=True,
-            use_safetensors=not checkpoint.weights.pickled,
+            use_safetensors=not pickled,
             weights_only=True,
             output_loading_info=True,
         )
     except (RuntimeError, ValueError) as error:  # a weight whose shape is not what config.json says
         reason = " ".join(str(error).split())[:200]
-        raise InputError(f"expected weights that fit config.json in {folder}, found: {reason}") from error
+        raise InputError(f"expected weights that fit config.json in {checkpoint.folder}, found: {reason}") from error
     model, report = loaded
     missing = sorted(report["missing_keys"])
     if missing:
         raise InputError(
-            f"expected weights for every parameter in {folder}, found {len(missing)} missing: {missing[0]}"
+            f"expected weights for every parameter in {checkpoint.folder}, found {len(missing)} missing: {missing[0]}"
         )
-    if dtype == torch.float16 and set(checkpoint.weights.stored) - {"fp16"}:
-        _refuse_overflow(model)
-    result: PreTrainedModel = model.eval().requires_grad_(False)
-    return result
+    if in_memory:
+        for name, parameter in model.named_parameters():
+            refuse_infinite(name, parameter)
+    # Buffers of positions and RoPE, which some checkpoints carry, are made anew and not missed.
+    unused = sorted(name for name in report["unexpected_keys"] if not name.endswith(("inv_freq", "position_ids")))
+    said = (
+        (f"weights of the checkpoint that this model does not use: {len(unused)}, such as {unused[0]}",)
+        if unused
+        else ()
+    )
+    return model.eval().requires_grad_(False), said
 
 
-def _refuse_overflow(model: Any) -> None:
-    for name, parameter in model.named_parameters():
-        if not torch.isfinite(parameter).all():
-            raise InputError(
-                f"expected weights within the range of fp16, found {name} beyond it; export in bf16 or fp32"
-            )
+def _keeps_fp32(config: Any, dtype: torch.dtype) -> bool:
+    """Whether the model keeps parts in fp32 although `dtype` is asked for.
+
+    Their weights must not be rounded on the way, so transformers casts such a model, in memory.
+    """
+    with torch.device("meta"):
+        model: Any = AutoModelForImageTextToText.from_config(config)
+    return bool(model._get_dtype_plan(dtype))
 
 
 def notes(checkpoint: Checkpoint, dtype: str) -> tuple[str, ...]:
@@ -138,34 +170,3 @@ def notes(checkpoint: Checkpoint, dtype: str) -> tuple[str, ...]:
     if set(stored) - {dtype}:
         said.append(f"weights are stored as {' and '.join(stored)} and were cast to {dtype}")
     return tuple(said)
-
-
-def complete_processor(processor: Any, config: Any) -> tuple[str, ...]:
-    """Fill in what processor files of older checkpoints lack: sizes that image tokens are counted with.
-
-    Source: transformers' LlavaProcessor, whose files had no patch_size before 4.46; the number then came from
-    the model. CLIP has one more token, its class token.
-    """
-    if getattr(processor, "patch_size", 0) is not None:
-        return ()
-    tower = config.vision_config
-    processor.patch_size = int(tower.patch_size)
-    processor.vision_feature_select_strategy = config.vision_feature_select_strategy
-    processor.num_additional_image_tokens = int(tower.model_type == "clip_vision_model")
-    return (f"the processor's files are of an older form; patch_size {tower.patch_size} was taken from config.json",)
-
-
-def load_processor(path: str | os.PathLike[str]) -> Any:
-    """The checkpoint's processor: tokenizer, image processor and chat template.
-
-    Raises:
-        InputError: it cannot be loaded, or lacks an image token.
-    """
-    try:
-        processor: Any = AutoProcessor.from_pretrained(path, local_files_only=True)
-    except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise InputError(f"expected a processor that transformers can load in {path}, found: {reason}") from error
-    if getattr(processor, "image_token", None) is None:
-        raise InputError(f"expected a processor with an image token in {path}, found {type(processor).__name__}")
-    return processor

@@ -7,7 +7,7 @@ operator: the attention function (through transformers' own registry), the cache
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,8 +21,10 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from fastv_trt.errors import UnsupportedModelError
 from fastv_trt.export import ops
 
-KNOWN = ("llama", "mistral", "qwen2")  # text_config.model_type; Vicuna is a llama
-STATIC_ROPE = ("default", "linear", "llama3", "yarn")  # the same frequencies at every length
+# text_config.model_type; Vicuna is a llama
+KNOWN = ("llama", "mistral", "qwen2", "qwen3", "qwen2_vl_text", "qwen2_5_vl_text", "qwen3_vl_text")
+# The same frequencies at every length; of dynamic NTK, at every length within the context, and more is refused.
+STATIC_ROPE = ("default", "linear", "llama3", "yarn", "dynamic")
 _ATTENTION = "fastv_trt_onnx"
 
 
@@ -138,8 +140,14 @@ def run_layers(
     write_index: Tensor,
     past: dict[int, tuple[Tensor, Tensor]],
     tap: QueryTap | None = None,
+    added: Mapping[int, Tensor] = {},
 ) -> tuple[Tensor, dict[int, tuple[Tensor, Tensor]]]:
-    """Run layers first..last-1 on `hidden` [B,S,d]; returns the new hidden states and the written caches."""
+    """Run layers first..last-1 on `hidden` [B,S,d]; returns the new hidden states and the written caches.
+
+    Args:
+        position_ids: [B,S], or [3,B,S] with M-RoPE.
+        added: DeepStack: what is added to the output of a layer, by its index.
+    """
     cache = InPlaceCache(slots, write_index, past)
     mask = causal_mask(slots, write_index, hidden.shape[1], hidden.dtype)
     embeddings = decoder.rotary(hidden, position_ids)
@@ -154,6 +162,7 @@ def run_layers(
             query_tap=tap,
         )
         hidden = output[0] if isinstance(output, tuple) else output
+        hidden = hidden + added[index] if index in added else hidden
     return hidden, cache.present
 
 
@@ -205,6 +214,8 @@ def tracing(decoder: Decoder) -> Iterator[None]:
         decoder.config._attn_implementation = _ATTENTION
         home = sys.modules[type(decoder.layers[0].self_attn).__module__]
         stack.enter_context(mock.patch.object(home, "apply_rotary_pos_emb", _rotary))
+        if getattr(decoder.rotary, "rope_type", None) == "dynamic":  # no look at the length, which cannot be traced
+            stack.enter_context(mock.patch.object(decoder.rotary, "rope_type", "default"))
         for norm in (decoder.norm, *decoder.layers.modules()):
             if type(norm).__name__.endswith("RMSNorm"):
                 stack.enter_context(mock.patch.object(norm, "forward", _rms_norm(norm)))

@@ -1,12 +1,13 @@
-"""The four graphs of the contract (docs/bundle.md) as torch modules, ready to be traced.
+"""The big graphs of the contract (docs/bundle.md) as torch modules, ready to be traced. Rankings: `ranks.py`.
 
 Shapes: B batch, S query tokens of this call, M image tokens, n kept tokens, C cache capacity, T visible
-cache slots, H query heads, G key/value heads, D head size, d hidden size, V vocabulary.
+cache slots, H query heads, G key/value heads, D head size, d hidden size, V vocabulary, F layers of DeepStack.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,18 +15,22 @@ from torch import Tensor, nn
 from fastv_trt.bundle import TensorRecord
 from fastv_trt.export import ops
 from fastv_trt.export.decoder import Decoder, QueryTap, run_layers
+from fastv_trt.families import Family
 
 MEANING = {
     "input_ids": "token ids",
     "image_features": "one row per image token of this call, in order; M is 0 without images",
-    "position_ids": "position of each token in the unpruned sequence",
+    "position_ids": "position of each token in the unpruned sequence; with M-RoPE its time, row and column",
+    "deepstack_features": "what is added to each image token's row after layers 0, 1, ...",
+    "deepstack_rows": "row of deepstack_features for each kept token; -1 for none",
     "slots": "0, 1, ..., T-1; only its length T, the number of visible cache slots, carries meaning",
     "write_index": "cache slot of this call's first token, per row",
     "hidden_states": "activations between layer K-1 and layer K",
     "query_states": "queries of layer K-1 after RoPE",
     "keep_indices": "rows of hidden_states that live on, ascending",
     "key": "key cache of layer K-1, after RoPE",
-    "scores": "attention that each visible slot gets; higher is more important",
+    "candidates": "1 where a visible slot holds an image token that is being ranked, else 0",
+    "scores": "of each visible slot; higher is more important",
     "logits": "of the last kept token",
 }
 
@@ -50,6 +55,7 @@ class Traceable:
     arguments: tuple[Argument, ...]
     results: tuple[TensorRecord, ...]
     decoder: Decoder | None = field(default=None)
+    variadic: int = 0  # arguments at the end that the module takes as one *args
 
 
 def tensor_record(name: str, dtype: torch.dtype, axes: tuple[int | str, ...]) -> TensorRecord:
@@ -60,16 +66,29 @@ def tensor_record(name: str, dtype: torch.dtype, axes: tuple[int | str, ...]) ->
     return TensorRecord(name=name, dtype=str(dtype).removeprefix("torch."), shape=axes, meaning=meaning)
 
 
+class Vision(nn.Module):
+    """A family's vision part: the image processor's outputs -> image_features [M,d]."""
+
+    def __init__(self, family: Family, model: Any) -> None:
+        super().__init__()
+        self.model, self.features = model, family.features
+
+    def forward(self, *inputs: Tensor) -> Any:
+        return self.features(self.model, *inputs)
+
+
 class Prefix(nn.Module):
     """Embedding, image merge and layers 0..K-1 over every token."""
 
-    def __init__(self, decoder: Decoder, k: int, image_token_ids: tuple[int, ...]) -> None:
+    def __init__(self, decoder: Decoder, k: int, image_token_ids: tuple[int, ...], deepstack: int = 0) -> None:
         super().__init__()
         self.embed, self.layers, self.rotary = decoder.embed, decoder.layers[:k], decoder.rotary
-        self.decoder, self.k, self.image_token_ids = decoder, k, image_token_ids
+        self.decoder, self.k, self.image_token_ids, self.deepstack = decoder, k, image_token_ids, deepstack
 
-    def merge(self, input_ids: Tensor, image_features: Tensor) -> Tensor:
-        """Embeds text and puts the i-th feature row where the i-th image token stands: [B,S,d].
+    def merge(self, input_ids: Tensor, image_features: Tensor) -> tuple[Tensor, Tensor]:
+        """Embeds text and puts the i-th feature row where the i-th image token stands: [B,S,d], and each i [B,S].
+
+        i counts from 1; where there is no feature it is 0.
 
         An image token without a feature row is text: a model may generate one, and a decode step has no images.
         """
@@ -83,7 +102,7 @@ class Prefix(nn.Module):
         spare = torch.zeros((1, text.shape[-1]), dtype=text.dtype)
         rows = torch.where(is_image, rows, torch.zeros_like(rows))
         image = nn.functional.embedding(rows, torch.cat((spare, image_features)))
-        return torch.where(is_image[..., None], image, text)
+        return torch.where(is_image[..., None], image, text), rows
 
     def forward(
         self,
@@ -92,19 +111,13 @@ class Prefix(nn.Module):
         position_ids: Tensor,
         slots: Tensor,
         write_index: Tensor,
-        *caches: Tensor,
+        *rest: Tensor,
     ) -> tuple[Tensor, ...]:
         tap = QueryTap(self.k - 1)
+        hidden, rows = self.merge(input_ids, image_features)
+        added, caches = (deepstack(rest[0], rows, 0, self.k), rest[1:]) if self.deepstack else ({}, rest)
         hidden, present = run_layers(
-            self.decoder,
-            0,
-            self.k,
-            self.merge(input_ids, image_features),
-            position_ids,
-            slots,
-            write_index,
-            pair(0, caches),
-            tap,
+            self.decoder, 0, self.k, hidden, position_ids, slots, write_index, pair(0, caches), tap, added
         )
         assert tap.states is not None
         return (hidden, tap.states, *flat(present))
@@ -114,17 +127,17 @@ class Embedding(Prefix):
     """The prefix of K = 0: embedding and image merge, no layers."""
 
     def forward(self, input_ids: Tensor, image_features: Tensor) -> Tensor:  # type: ignore[override]
-        return self.merge(input_ids, image_features)
+        return self.merge(input_ids, image_features)[0]
 
 
 class Suffix(nn.Module):
     """Layers K..L-1 over the kept tokens, final norm, and the last token's logits."""
 
-    def __init__(self, decoder: Decoder, k: int) -> None:
+    def __init__(self, decoder: Decoder, k: int, deepstack: int = 0) -> None:
         super().__init__()
         self.layers, self.rotary = decoder.layers[k:], decoder.rotary
         self.norm, self.lm_head = decoder.norm, decoder.lm_head
-        self.decoder, self.k = decoder, k
+        self.decoder, self.k, self.deepstack = decoder, k, deepstack
 
     def forward(
         self,
@@ -133,59 +146,26 @@ class Suffix(nn.Module):
         position_ids: Tensor,
         slots: Tensor,
         write_index: Tensor,
-        *caches: Tensor,
+        *rest: Tensor,
     ) -> tuple[Tensor, ...]:
         kept = ops.gather_rows(hidden_states, keep_indices)
         last = len(self.decoder.layers)
+        added, caches = (deepstack(rest[0], rest[1] + 1, self.k, last), rest[2:]) if self.deepstack else ({}, rest)
         hidden, present = run_layers(
-            self.decoder, self.k, last, kept, position_ids, slots, write_index, pair(self.k, caches)
+            self.decoder, self.k, last, kept, position_ids, slots, write_index, pair(self.k, caches), None, added
         )
         logits = self.lm_head(self.norm(hidden[:, -1:]))
         return (logits.to(torch.float32), *flat(present))
 
 
-class LastQueryRank(nn.Module):
-    """Mean over heads of the last query's softmax over all keys, in fp32: the authors' ranking.
+def deepstack(features: Tensor, rows: Tensor, first: int, last: int) -> dict[int, Tensor]:
+    """What layers `first`..`last`-1 add to their outputs: layer -> [B,S,d], of `features` [F,M,d] and `rows` [B,S].
 
-    Source: the authors' modeling_llama.py, lines 774-783.
+    Rows count from 1; row 0 is zero, for tokens that are text.
     """
-
-    def __init__(self, scale: float, key_value_heads: int) -> None:
-        super().__init__()
-        self.scale, self.groups = scale, key_value_heads
-
-    def forward(self, query_states: Tensor, key: Tensor, slots: Tensor, write_index: Tensor) -> Tensor:
-        newest = write_index + query_states.shape[2] - 1
-        hidden = (slots[None, :] > newest[:, None])[:, None, None, :]
-        query = query_states[:, :, -1].to(torch.float32).unflatten(1, (self.groups, -1))  # [B,G,H/G,D]
-        keys = ops.visible(key, slots).to(torch.float32)  # [B,G,T,D]
-        weights = torch.matmul(query * self.scale, keys.transpose(2, 3))
-        return torch.softmax(weights.masked_fill(hidden, -1e30), dim=-1).mean(dim=(1, 2))
-
-
-class ReceivedRank(LastQueryRank):
-    """Mean over heads and over all query rows of the attention that each token gets: the paper's sentence.
-
-    The zeros of the causal mask count. One key/value head at a time, so that the S x T weights of all heads
-    never exist at once.
-    """
-
-    def forward(self, query_states: Tensor, key: Tensor, slots: Tensor, write_index: Tensor) -> Tensor:
-        newest = write_index[:, None] + torch.arange(query_states.shape[2])[None, :]
-        hidden = (slots[None, None, :] > newest[:, :, None])[:, None]  # [B,1,S,T]
-        query = query_states.to(torch.float32).unflatten(1, (self.groups, -1))  # [B,G,H/G,S,D]
-        keys = ops.visible(key, slots).to(torch.float32)
-        received = [
-            torch.softmax(
-                torch.matmul(query[:, g] * self.scale, keys[:, g, None].transpose(2, 3)).masked_fill(hidden, -1e30),
-                dim=-1,
-            ).mean(dim=2)  # [B,H/G,T]
-            for g in range(self.groups)
-        ]
-        return torch.cat(received, dim=1).mean(dim=1)
-
-
-RANKS: dict[str, type[LastQueryRank]] = {"last-query": LastQueryRank, "received": ReceivedRank}
+    spare = torch.zeros((1, features.shape[-1]), dtype=features.dtype)
+    layers = range(first, min(last, features.shape[0]))
+    return {i: nn.functional.embedding(rows, torch.cat((spare, features[i]))) for i in layers}
 
 
 def pair(first: int, caches: tuple[Tensor, ...]) -> dict[int, tuple[Tensor, Tensor]]:
@@ -197,12 +177,12 @@ def flat(present: dict[int, tuple[Tensor, Tensor]]) -> list[Tensor]:
 
 
 # Example sizes differ from each other and from 0 and 1, so that the tracer keeps every axis apart.
-_B, _S, _N, _T, _C, _M = 2, 7, 5, 9, 13, 3
+B, S, N, T, C, M = 2, 7, 5, 9, 13, 3
 
 
 def _caches(decoder: Decoder, layers: range, dtype: torch.dtype) -> tuple[Argument, ...]:
     axes = ("B", decoder.key_value_heads, "C", decoder.head_size)
-    example = torch.zeros((_B, decoder.key_value_heads, _C, decoder.head_size), dtype=dtype)
+    example = torch.zeros((B, decoder.key_value_heads, C, decoder.head_size), dtype=dtype)
     return tuple(
         Argument(f"past_key_values.{i}.{part}", example.clone(), axes) for i in layers for part in ("key", "value")
     )
@@ -212,56 +192,82 @@ def _presents(caches: tuple[Argument, ...]) -> tuple[TensorRecord, ...]:
     return tuple(tensor_record(c.name.replace("past_key_values", "present"), c.example.dtype, c.axes) for c in caches)
 
 
-def _steps(length: int, axis: str) -> tuple[Argument, ...]:
+def _steps(length: int, axis: str, mrope: bool = False) -> tuple[Argument, ...]:
+    positions = torch.arange(length).repeat(B, 1)
     return (
-        Argument("position_ids", torch.arange(length).repeat(_B, 1), ("B", axis)),
-        Argument("slots", torch.arange(_T), ("T",)),
-        Argument("write_index", torch.zeros(_B, dtype=torch.int64), ("B",)),
+        Argument("position_ids", positions.repeat(3, 1, 1), (3, "B", axis))
+        if mrope
+        else Argument("position_ids", positions, ("B", axis)),
+        Argument("slots", torch.arange(T), ("T",)),
+        Argument("write_index", torch.zeros(B, dtype=torch.int64), ("B",)),
     )
 
 
-def prefix(decoder: Decoder, k: int, image_token_ids: tuple[int, ...]) -> Traceable:
+def _deepstack(count: int, size: int, dtype: torch.dtype) -> Argument:
+    return Argument("deepstack_features", torch.zeros((count, M, size), dtype=dtype), (count, "M", size))
+
+
+def vision(family: Family, config: Any, model: Any) -> Traceable:
+    """The vision graph of a model."""
+    family.prepare(model)
+    dtype, size, extra = model.dtype, int(config.get_text_config().hidden_size), family.deepstack(config)
+    inputs = family.inputs(config)
+    names = dict.fromkeys(axis for i in inputs for axis in i.axes if isinstance(axis, str))
+    lengths = {name: 3 + 2 * index for index, name in enumerate(names)}
+    arguments = tuple(
+        Argument(
+            i.name,
+            torch.zeros(
+                [lengths[a] if isinstance(a, str) else a for a in i.axes],
+                dtype=dtype if i.dtype == "float" else torch.int64,
+            ),
+            i.axes,
+        )
+        for i in inputs
+    )
+    results = [tensor_record("image_features", dtype, ("M", size))]
+    results += [tensor_record("deepstack_features", dtype, (extra, "M", size))] if extra else []
+    return Traceable(Vision(family, model), arguments, tuple(results), variadic=len(arguments))
+
+
+def prefix(
+    decoder: Decoder, k: int, image_token_ids: tuple[int, ...], mrope: bool = False, deepstack: int = 0
+) -> Traceable:
     """The prefix graph for a cut at layer `k`."""
     size, dtype = int(decoder.config.hidden_size), decoder.embed.weight.dtype
     inputs = (
-        Argument("input_ids", torch.ones((_B, _S), dtype=torch.int64), ("B", "S")),
-        Argument("image_features", torch.zeros((_M, size), dtype=dtype), ("M", size)),
+        Argument("input_ids", torch.ones((B, S), dtype=torch.int64), ("B", "S")),
+        Argument("image_features", torch.zeros((M, size), dtype=dtype), ("M", size)),
     )
     hidden = tensor_record("hidden_states", dtype, ("B", "S", size))
     if k == 0:
         return Traceable(Embedding(decoder, k, image_token_ids), inputs, (hidden,), decoder)
     caches = _caches(decoder, range(k), dtype)
     query = tensor_record("query_states", dtype, ("B", decoder.heads, "S", decoder.head_size))
-    module = Prefix(decoder, k, image_token_ids)
-    return Traceable(module, (*inputs, *_steps(_S, "S"), *caches), (hidden, query, *_presents(caches)), decoder)
+    rest = (*((_deepstack(deepstack, size, dtype),) if deepstack else ()), *caches)
+    return Traceable(
+        Prefix(decoder, k, image_token_ids, deepstack),
+        (*inputs, *_steps(S, "S", mrope), *rest),
+        (hidden, query, *_presents(caches)),
+        decoder,
+        len(rest),
+    )
 
 
-def suffix(decoder: Decoder, k: int) -> Traceable:
-    """The suffix graph for a cut at layer `k`."""
+def suffix(decoder: Decoder, k: int, mrope: bool = False, deepstack: int = 0) -> Traceable:
+    """The suffix graph for a cut at layer `k`. Cut before DeepStack's last layer, it adds what the prefix did not."""
     size, dtype = int(decoder.config.hidden_size), decoder.embed.weight.dtype
     caches = _caches(decoder, range(k, len(decoder.layers)), dtype)
+    deepstack = deepstack if k < deepstack else 0
+    extra: tuple[Argument, ...] = ()
+    if deepstack:
+        rows = torch.arange(N).repeat(B, 1) % (M + 1) - 1
+        extra = (_deepstack(deepstack, size, dtype), Argument("deepstack_rows", rows, ("B", "n")))
     inputs = (
-        Argument("hidden_states", torch.zeros((_B, _S, size), dtype=dtype), ("B", "S", size)),
-        Argument("keep_indices", torch.arange(_N).repeat(_B, 1), ("B", "n")),
-        *_steps(_N, "n"),
-        *caches,
+        Argument("hidden_states", torch.zeros((B, S, size), dtype=dtype), ("B", "S", size)),
+        Argument("keep_indices", torch.arange(N).repeat(B, 1), ("B", "n")),
+        *_steps(N, "n", mrope),
     )
     logits = tensor_record("logits", torch.float32, ("B", 1, decoder.lm_head.out_features))
-    return Traceable(Suffix(decoder, k), inputs, (logits, *_presents(caches)), decoder)
-
-
-def rank(decoder: Decoder, name: str) -> Traceable:
-    """The rank graph `name`."""
-    dtype = decoder.embed.weight.dtype
-    key = torch.zeros((_B, decoder.key_value_heads, _C, decoder.head_size), dtype=dtype)
-    inputs = (
-        Argument(
-            "query_states",
-            torch.zeros((_B, decoder.heads, _S, decoder.head_size), dtype=dtype),
-            ("B", decoder.heads, "S", decoder.head_size),
-        ),
-        Argument("key", key, ("B", decoder.key_value_heads, "C", decoder.head_size)),
-        *_steps(_S, "S")[1:],
-    )
-    module = RANKS[name](decoder.scale, decoder.key_value_heads)
-    return Traceable(module, inputs, (tensor_record("scores", torch.float32, ("B", "T")),))
+    rest = (*extra, *caches)
+    return Traceable(Suffix(decoder, k, deepstack), (*inputs, *rest), (logits, *_presents(caches)), decoder, len(rest))

@@ -59,11 +59,9 @@ def write(traceable: Traceable, path: Path) -> None:
 
 
 def _shapes_for(traceable: Traceable, axes: tuple[dict[int, str], ...]) -> tuple[object, ...]:
-    """Dynamic shapes in the nesting of the module's forward: trailing caches are one variadic argument."""
-    caches = sum(arg.name.startswith("past_key_values.") for arg in traceable.arguments)
-    if not caches:
-        return axes
-    return (*axes[:-caches], axes[-caches:])
+    """Dynamic shapes in the nesting of the module's forward, whose last arguments may be one variadic one."""
+    named = len(axes) - traceable.variadic
+    return (*axes[:named], axes[named:]) if traceable.variadic else axes
 
 
 def _strip(model: onnx_ir.Model) -> None:

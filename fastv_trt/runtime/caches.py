@@ -88,6 +88,10 @@ class Caches:
                 bound[f"past_key_values.{i}.{part}"] = bound[f"present.{i}.{part}"] = place
         return bound
 
+    def rewind(self, row: int) -> None:
+        """Forget what a row holds. What comes next overwrites it; until then no query can see it."""
+        self.rows[row] = Row()
+
     def require(self, prefix: int, suffix: int) -> None:
         """Check, before a run, that every write will land inside: an out-of-range write is silent.
 

@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fastv_trt.bundle import Bundle
+from fastv_trt.bundle import Bundle, Manifest
 from fastv_trt.errors import InputError
-from fastv_trt.pruning import FREE_RANKINGS, Pruning, image_positions, random_scores, select
+from fastv_trt.pruning import FREE_RANKINGS, Pruning, Scope, diversity_scores, image_positions, random_scores, select
 from fastv_trt.runtime.caches import DTYPES, Caches, Step
 from fastv_trt.runtime.tensor import Device, Session, Tensor
 
@@ -33,6 +33,9 @@ class Request:
         image_sizes: number of image tokens of each image, in order.
         scores: external scores [M], one per image token, for ranking "external".
         preprocess_seconds: what making this request took; copied into the timings.
+        position_ids: with M-RoPE and images, int64 [3,N] of time, row and column, counted from this prompt's start;
+            None counts 0, 1, 2, ...
+        frame_sizes: number of image tokens of each frame, where an image may be a clip; empty: each image is one.
     """
 
     input_ids: NDArray[np.int64]
@@ -40,6 +43,21 @@ class Request:
     image_sizes: tuple[int, ...] = ()
     scores: NDArray[np.float32] | None = None
     preprocess_seconds: float = 0.0
+    position_ids: NDArray[np.int64] | None = None
+    frame_sizes: tuple[int, ...] = ()
+
+    def after(self, tokens: Sequence[int]) -> Request:
+        """This request with text tokens before it: the last token of an answer, which the model has not read."""
+        ids = np.concatenate((np.asarray(tokens, dtype=np.int64), self.input_ids))
+        places = self.position_ids
+        if places is not None:
+            before = np.broadcast_to(np.arange(len(tokens)), (*places.shape[:-1], len(tokens)))
+            places = np.concatenate((before, places + len(tokens)), axis=-1)
+        return replace(self, input_ids=ids, position_ids=places)
+
+    def groups(self, scope: Scope) -> tuple[int, ...]:
+        """Sizes of the groups of image tokens that get a share of their own under a policy's scope."""
+        return self.frame_sizes or self.image_sizes if scope == "frame" else self.image_sizes
 
 
 @dataclass(frozen=True)
@@ -74,12 +92,32 @@ class Prefill:
         return sum(self.timings.values())
 
 
+@dataclass(frozen=True)
+class Read:
+    """What vision and prefix gave for one prompt: all that a ranking may look at.
+
+    Attributes:
+        hidden: activations before layer K, [1,S,d].
+        query: queries of layer K-1, [1,H,S,D]; None at K = 0.
+        features: the vision graph's outputs.
+        timings: seconds by part: preprocess, vision, prefix.
+    """
+
+    hidden: Tensor
+    query: Tensor | None
+    features: dict[str, Tensor]
+    timings: dict[str, float]
+
+
 class Chain:
     """The sessions of a bundle, chained. Stateless: what a request leaves behind is in its `Caches`."""
 
     def __init__(self, bundle: Bundle, device: Device) -> None:
         self.bundle, self.manifest, self.device = bundle, bundle.manifest, device
+        self._slow = slow_form(bundle.manifest, device.name)
         self._sessions: dict[str, Session] = {name: device.session(name) for name in bundle.manifest.graphs}
+        self._mrope = bundle.manifest.vision.positions == "mrope"
+        self._suffix_inputs = {record.name for record in bundle.manifest.graphs["suffix"].inputs}
 
     def caches(self, requests: Sequence[Request], prunings: Sequence[Pruning], new_tokens: int) -> Caches:
         """Caches for a batch of requests, sized to prompt + new tokens, pruned layers to what is kept.
@@ -103,8 +141,8 @@ class Chain:
             )
 
     def dropped(self, request: Request, pruning: Pruning) -> int:
-        """How many tokens of a request will not live on after layer K."""
-        return sum(request.image_sizes) - pruning.kept_tokens(request.image_sizes)
+        """How many tokens of a request will not live on after layer K; with a mass: at least."""
+        return sum(request.image_sizes) - pruning.kept_tokens(request.groups(pruning.scope))
 
     def prefill(self, caches: Caches, row: int, request: Request, pruning: Pruning) -> Prefill:
         """Run one prompt, or a later turn, of one row through the chain.
@@ -113,26 +151,44 @@ class Chain:
             InputError: images and placeholders do not match, the ranking is not in the bundle, pruning was
                 required and is impossible, or the caches are too small.
         """
-        state = caches.rows[row]
-        ids = np.asarray(request.input_ids, dtype=np.int64)
-        length = len(ids)
-        positions = image_positions(ids, self.manifest.tokens.image)
-        notes = self._check(request, pruning, positions)
+        self._check(request, pruning, self._image(request))
+        state, length = caches.rows[row], len(request.input_ids)
         caches.require(state.prefix_length + length, state.suffix_length + length - self.dropped(request, pruning))
-        clock = Clock({"preprocess": request.preprocess_seconds})
+        return self.prune(caches, row, request, pruning, self.read(caches, row, request))
 
+    def read(self, caches: Caches, row: int, request: Request) -> Read:
+        """The part of a prefill that no policy changes: vision and the prefix, over every token of one row.
+
+        The row does not advance: `prune` does that, and may be called for several policies, each after `caches.rewind`.
+        """
+        positions = self._image(request)
+        clock = Clock({"preprocess": request.preprocess_seconds})
         with clock("vision"):
             features = self.features(request, len(positions))
         with clock("prefix"):
-            hidden, query = self.prefix(caches, row, ids, features)
+            hidden, query = self.prefix(caches, row, request, features)
+        return Read(hidden, query, features, clock.seconds)
+
+    def prune(self, caches: Caches, row: int, request: Request, pruning: Pruning, read: Read) -> Prefill:
+        """The rest of a prefill: rank, select, and the suffix over what is kept.
+
+        Raises:
+            InputError: as `prefill` does.
+        """
+        state, length = caches.rows[row], len(request.input_ids)
+        positions = self._image(request)
+        notes = self._check(request, pruning, positions)
+        clock = Clock(dict(read.timings))
         with clock("rank+select"):
             scores, keep = None, np.arange(length, dtype=np.int64)
             if pruning.asked and len(positions):
-                scores = self._scores(caches, row, query, request, pruning, positions)
-                keep = select(pruning, length, positions, request.image_sizes, scores)
+                scores = self.scores(caches, row, request, pruning, read)
+                keep = select(pruning, length, positions, request.groups(pruning.scope), scores)
+        caches.require(state.prefix_length + length, state.suffix_length + len(keep))
+        places = self.positions(request)
         with clock("suffix"):
-            logits = self._suffix(caches, row, hidden, keep)
-        state.position += length
+            logits = self._suffix(caches, row, read.hidden, keep, places, positions, read.features)
+        state.position += int(places.max()) + 1
         state.prefix_length += length
         state.suffix_length += len(keep)
         return Prefill(
@@ -164,7 +220,8 @@ class Chain:
         step = caches.step = caches.step or self._step(caches)
         write = self.device.write
         write(step.prefix["input_ids"], np.array(tokens, dtype=np.int64)[:, None])
-        write(step.suffix["position_ids"], np.array([r.position for r in rows], dtype=np.int64)[:, None])
+        places = np.array([r.position for r in rows], dtype=np.int64)[:, None]
+        write(step.suffix["position_ids"], np.stack([places] * 3) if self._mrope else places)
         if self.manifest.k > 0:
             write(step.prefix["write_index"], np.array(prefix, dtype=np.int64))
             step.prefix["slots"] = replace(step.slots, shape=(max(prefix) + 1,))
@@ -183,9 +240,11 @@ class Chain:
         """Scratch of a batch's decode steps: every input and output of both graphs has its place from here on."""
         model, rows, zeros = self.manifest.model, len(caches.rows), self.device.zeros
         dtype = DTYPES[self.manifest.dtype]
-        ids, position_ids = zeros((rows, 1), "int64"), zeros((rows, 1), "int64")
+        ids = zeros((rows, 1), "int64")
+        position_ids = zeros((3, rows, 1) if self._mrope else (rows, 1), "int64")
         hidden = zeros((rows, 1, model.hidden_size), dtype)
-        prefix = {"input_ids": ids, "image_features": self._no_features(), "hidden_states": hidden}
+        nothing = self._no_features()
+        prefix = {"input_ids": ids, **nothing, "hidden_states": hidden}
         if self.manifest.k > 0:
             prefix |= {"position_ids": position_ids, "write_index": zeros((rows,), "int64")} | caches.prefix()
             prefix["query_states"] = zeros((rows, model.heads, 1, model.head_size), dtype)
@@ -196,8 +255,14 @@ class Chain:
             "write_index": zeros((rows,), "int64"),
             "logits": zeros((rows, 1, model.vocab_size), "float32"),
         }
+        if "deepstack_rows" in self._suffix_inputs:
+            none = self.device.upload(np.full((rows, 1), -1, dtype=np.int64))
+            suffix |= {"deepstack_features": nothing["deepstack_features"], "deepstack_rows": none}
         slots = self.device.upload(np.arange(max(caches.prefix_capacity, caches.suffix_capacity), dtype=np.int64))
         return Step(prefix, suffix | caches.suffix(), slots)
+
+    def _image(self, request: Request) -> NDArray[np.int64]:
+        return image_positions(request.input_ids, self.manifest.tokens.image)
 
     def _check(self, request: Request, pruning: Pruning, positions: NDArray[np.int64]) -> tuple[str, ...]:
         if len(request.input_ids) == 0:
@@ -206,14 +271,15 @@ class Chain:
         text = np.delete(request.input_ids, positions)
         if len(text) and not (text.min() >= 0 and text.max() < vocabulary):
             raise InputError(f"expected token ids in 0..{vocabulary - 1}, found {text.min()} to {text.max()}")
-        if sum(request.image_sizes) != len(positions):
+        sizes = request.groups(pruning.scope)
+        if sum(request.image_sizes) != len(positions) or sum(sizes) != len(positions):
             raise InputError(
                 f"expected as many image placeholders as image tokens, found {len(positions)} placeholders for "
-                f"{len(request.image_sizes)} images of {list(request.image_sizes)} tokens"
+                f"{len(sizes)} images of {list(sizes)} tokens"
             )
         if pruning.ranking not in FREE_RANKINGS and pruning.asked:
             self.check_ranking(pruning.ranking)
-        notes = []
+        notes = [] if self._slow is None else [self._slow]
         if pruning.asked and not len(positions):
             if pruning.required:
                 raise InputError("expected image tokens to prune, found a text-only prompt (pruning is required)")
@@ -234,12 +300,31 @@ class Chain:
         offered = ", ".join((*self.manifest.rankings, *FREE_RANKINGS))
         raise InputError(f"expected a ranking that was exported ({offered}), found {ranking!r}; export with --rankings")
 
-    def _no_features(self) -> Tensor:
-        dtype, size = DTYPES[self.manifest.dtype], self.manifest.model.hidden_size
-        return self.device.zeros((0, size), dtype)
+    def positions(self, request: Request) -> NDArray[np.int64]:
+        """Position ids of a request, counted from its start: [N], or [3,N] with M-RoPE.
 
-    def features(self, request: Request, tokens: int) -> Tensor:
-        """The vision graph's image_features [M, d] of a request with `tokens` placeholders."""
+        Raises:
+            InputError: they are missing, or not of that shape.
+        """
+        length, given = len(request.input_ids), request.position_ids
+        shape = (3, length) if self._mrope else (length,)
+        if given is None and self._mrope and request.image_sizes:
+            raise InputError("expected position_ids [3, N] with the images of an M-RoPE model, found none")
+        if given is None:
+            return np.broadcast_to(np.arange(length, dtype=np.int64), shape)
+        if given.shape != shape:
+            raise InputError(f"expected position_ids of shape {list(shape)}, found {list(given.shape)}")
+        return given
+
+    def _no_features(self) -> dict[str, Tensor]:
+        dtype, size = DTYPES[self.manifest.dtype], self.manifest.model.hidden_size
+        nothing = {"image_features": self.device.zeros((0, size), dtype)}
+        if count := self.manifest.vision.deepstack:
+            nothing["deepstack_features"] = self.device.zeros((count, 0, size), dtype)
+        return nothing
+
+    def features(self, request: Request, tokens: int) -> dict[str, Tensor]:
+        """The vision graph's outputs for a request with `tokens` placeholders: image_features [M,d] and the like."""
         if not request.vision_inputs:
             return self._no_features()
         graph = self.manifest.graphs["vision"]
@@ -255,50 +340,61 @@ class Chain:
             ):
                 raise InputError(f"expected {record.name} of shape {list(record.shape)}, found {list(tensor.shape)}")
             inputs[record.name] = tensor
-        features = self._sessions["vision"].run(inputs)["image_features"]
-        if features.shape[0] != tokens:
-            raise InputError(
-                f"expected one image feature per placeholder, found {features.shape[0]} features for {tokens}"
-            )
+        features = self._sessions["vision"].run(inputs)
+        found = features["image_features"].shape[0]
+        if found != tokens:
+            raise InputError(f"expected one image feature per placeholder, found {found} features for {tokens}")
         return features
 
     def prefix(
-        self, caches: Caches, row: int, ids: NDArray[np.int64], features: Tensor
+        self, caches: Caches, row: int, request: Request, features: dict[str, Tensor]
     ) -> tuple[Tensor, Tensor | None]:
-        """The prefix graph over one row's `ids` [S]: hidden_states [1,S,d], query_states [1,H,S,D] (None at K = 0)."""
+        """The prefix graph over one row's prompt: hidden_states [1,S,d], query_states [1,H,S,D] (None at K = 0)."""
         state = caches.rows[row]
-        tensors = {"input_ids": self.device.upload(ids[None]), "image_features": features}
+        ids = np.asarray(request.input_ids, dtype=np.int64)
+        tensors = {"input_ids": self.device.upload(ids[None]), **features}
         if self.manifest.k > 0:
-            tensors |= self._steps(state.position + np.arange(len(ids)), state.prefix_length) | caches.prefix(row)
+            places = state.position + self.positions(request)
+            tensors |= self._steps(places, state.prefix_length) | caches.prefix(row)
         outputs = self._sessions["prefix"].run(tensors)
         return outputs["hidden_states"], outputs.get("query_states")
 
-    def _suffix(self, caches: Caches, row: int, hidden: Tensor, keep: NDArray[np.int64]) -> NDArray[np.float32]:
-        """The suffix graph over one row's kept tokens: logits [V]."""
+    def _suffix(
+        self,
+        caches: Caches,
+        row: int,
+        hidden: Tensor,
+        keep: NDArray[np.int64],
+        places: NDArray[np.int64],
+        image: NDArray[np.int64],
+        features: dict[str, Tensor],
+    ) -> NDArray[np.float32]:
+        """The suffix graph over one row's kept tokens, at their own `places`: logits [V]."""
         state = caches.rows[row]
         tensors = {"hidden_states": hidden, "keep_indices": self.device.upload(keep[None])}
-        tensors |= self._steps(state.position + keep, state.suffix_length) | caches.suffix(row)
+        tensors |= self._steps(state.position + places[..., keep], state.suffix_length) | caches.suffix(row)
+        if "deepstack_rows" in self._suffix_inputs:
+            rows = np.full(places.shape[-1], -1, dtype=np.int64)
+            rows[image] = np.arange(len(image))
+            tensors["deepstack_features"] = features["deepstack_features"]
+            tensors["deepstack_rows"] = self.device.upload(rows[keep][None])
         logits: NDArray[np.float32] = self.device.download(self._sessions["suffix"].run(tensors)["logits"])[0, 0]
         return logits
 
     def _steps(self, positions: NDArray[np.int64], write: int) -> dict[str, Tensor]:
-        """Inputs that say where one row's tokens stand: their positions, and their slots from `write` on."""
+        """Inputs that say where one row's tokens stand: their positions [S] or [3,S], their slots from `write` on."""
+        length = positions.shape[-1]
         return {
-            "position_ids": self.device.upload(positions[None].astype(np.int64)),
-            "slots": self.device.upload(np.arange(write + len(positions), dtype=np.int64)),
+            "position_ids": self.device.upload(np.ascontiguousarray(positions[..., None, :], dtype=np.int64)),
+            "slots": self.device.upload(np.arange(write + length, dtype=np.int64)),
             "write_index": self.device.upload(np.array([write], dtype=np.int64)),
         }
 
-    def _scores(
-        self,
-        caches: Caches,
-        row: int,
-        query: Tensor | None,
-        request: Request,
-        pruning: Pruning,
-        positions: NDArray[np.int64],
+    def scores(
+        self, caches: Caches, row: int, request: Request, pruning: Pruning, read: Read
     ) -> NDArray[np.float32] | None:
-        """Scores of the image tokens, [M]: from a rank graph, from the caller, or none."""
+        """Scores of the image tokens, [M]: from a rank graph, from the host, from the caller, or none (uniform)."""
+        positions = self._image(request)
         if pruning.ranking == "external":
             if request.scores is None or request.scores.shape != (len(positions),):
                 found = "none" if request.scores is None else str(list(request.scores.shape))
@@ -308,14 +404,42 @@ class Chain:
             return random_scores(len(positions), pruning.seed)
         if pruning.ranking == "uniform":
             return None
-        assert query is not None  # check_ranking: an attention ranking implies K >= 1
-        state = caches.rows[row]
-        tensors = {"query_states": query, "key": caches.key(self.manifest.k - 1, row)}
-        steps = self._steps(np.arange(len(request.input_ids)), state.prefix_length)
-        tensors |= {name: steps[name] for name in ("slots", "write_index")}
-        scores = self.device.download(self._sessions[f"rank-{pruning.ranking}"].run(tensors)["scores"])[0]
-        result: NDArray[np.float32] = scores[state.prefix_length + positions]
+        if pruning.ranking == "diversity":
+            if read.hidden.dtype == "bfloat16":
+                raise InputError("expected an fp32 or fp16 bundle for ranking 'diversity', found bf16; export again")
+            return diversity_scores(self.device.download(read.hidden)[0, positions])
+        return self._graph_scores(caches, row, request, pruning.ranking, read, positions)
+
+    def _graph_scores(
+        self, caches: Caches, row: int, request: Request, ranking: str, read: Read, positions: NDArray[np.int64]
+    ) -> NDArray[np.float32]:
+        """Scores from a rank graph, which gets the inputs that it names."""
+        name, written = f"rank-{ranking}", caches.rows[row].prefix_length
+        length = len(request.input_ids)
+        wanted = {record.name for record in self.manifest.graphs[name].inputs}
+        tensors = {"hidden_states": read.hidden, "key": caches.key(self.manifest.k - 1, row)}
+        if read.query is not None:
+            tensors["query_states"] = read.query
+        tensors |= self._steps(np.arange(length), written)
+        if "candidates" in wanted:
+            candidates = np.zeros((1, written + length), dtype=np.int64)
+            candidates[0, written + positions] = 1
+            tensors["candidates"] = self.device.upload(candidates)
+        chosen = {key: tensor for key, tensor in tensors.items() if key in wanted}
+        scores = self.device.download(self._sessions[name].run(chosen)["scores"])[0]
+        result: NDArray[np.float32] = scores[written + positions]
         return result
+
+
+def slow_form(manifest: Manifest, device: str) -> str | None:
+    """What to say where a quantized bundle runs on what it was not made for: right, but slow; None elsewhere."""
+    made = manifest.quantization
+    if made is None or made.target in ("any", "cpu" if device == "cpu" else "tensorrt"):
+        return None
+    return (
+        f"slow: this bundle is {made.scheme} for {made.target}, which {device} runs several times slower than floating "
+        f"point; for {device} make another with fastv-trt quantize"
+    )
 
 
 @dataclass

@@ -96,7 +96,7 @@ def profile_options(bundle: Bundle, graph: str, name: str, limits: BuildLimits) 
     inputs = {
         record.name: _static(record.shape, limits.capacity_of(graph)) for record in bundle.manifest.graphs[graph].inputs
     }
-    wanted = profiles(graph, limits)
+    wanted = profiles(graph, limits, bundle.manifest.vision.axes)
     found = [problem for profile in wanted for problem in profile.problems(graph, inputs)]
     if found:
         raise InputError("expected profiles that fit the graphs, found: " + "; ".join(found))

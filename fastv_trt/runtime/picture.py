@@ -41,6 +41,11 @@ def draw_kept(request: Request, prefill: Prefill, path: str | os.PathLike[str], 
     pixels = request.vision_inputs.get("pixel_values")
     if pixels is None or pixels.ndim != 4:
         raise InputError("expected a request with pixel_values [I,3,H,W] to draw, found none")
+    if len(pixels) != len(request.image_sizes):
+        raise InputError(
+            f"expected one tile per picture to draw, found {len(pixels)} for {len(request.image_sizes)} pictures; "
+            "this model's tokens are not one grid of patches"
+        )
     kept = np.isin(prefill.image_positions, prefill.keep_indices)
     columns = 2 if prefill.scores is None else 3
     size = (3.2 * columns, 3.4 * len(pixels) + 0.3)

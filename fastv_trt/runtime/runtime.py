@@ -10,7 +10,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from fastv_trt.bundle import Bundle
+from fastv_trt.bundle import Bundle, Manifest
 from fastv_trt.errors import InputError
 from fastv_trt.limits import BuildLimits
 from fastv_trt.pruning import Pruning
@@ -21,9 +21,17 @@ from fastv_trt.runtime.generation import Generation, Limits
 from fastv_trt.runtime.images import ImageLike
 from fastv_trt.runtime.processing import Message, Processor
 from fastv_trt.runtime.sampling import Sampling
+from fastv_trt.runtime.videos import VideoLike
 
 ANSWER = "\u27e6answer\u27e7"
 """Stands for an answer when a conversation is rendered: the answer itself is in the caches, as tokens."""
+
+
+def default_pruning(manifest: Manifest) -> Pruning:
+    """The policy of a bundle that was asked for nothing else."""
+    if manifest.operating_point is not None:
+        return Pruning(**manifest.operating_point.pruning.model_dump())
+    return Pruning(ratio=0.5, ranking=(*manifest.rankings, "random")[0])
 
 
 @dataclass(frozen=True)
@@ -110,20 +118,39 @@ class Runtime:
         """Loaded when text or pictures first need it; ids and pixel values never do."""
         return Processor.of(self.bundle)
 
-    def request(self, prompt: str, images: Sequence[ImageLike] = (), *, raw: bool = False) -> Request:
+    @property
+    def default_pruning(self) -> Pruning:
+        """What the bundle was calibrated to; else R = 0.5 by its first ranking (random at K = 0)."""
+        return default_pruning(self.bundle.manifest)
+
+    def request(
+        self,
+        prompt: str,
+        images: Sequence[ImageLike] = (),
+        *,
+        videos: Sequence[VideoLike] = (),
+        frames: int | None = None,
+        raw: bool = False,
+    ) -> Request:
         """Make a request of a prompt: through the chat template, or as it stands if `raw`."""
-        given: object = images  # a single path is a sequence too, of characters
-        if isinstance(given, (str, bytes)) or not isinstance(given, Sequence):
-            raise InputError(f"expected a list of images, found {type(images).__name__}; write [image] for one")
-        text = prompt if raw else self.processor.render([self.processor.user(prompt, len(images))])
-        return self.processor.request(text, images)
+        for name, given in (("images", images), ("videos", videos)):
+            if isinstance(given, (str, bytes)) or not isinstance(given, Sequence):  # a path is a sequence of characters
+                raise InputError(
+                    f"expected a list of {name}, found {type(given).__name__}; write [{name[:-1]}] for one"
+                )
+        processor = self.processor
+        plain = raw or (processor.family.front and not processor.has_chat_template)
+        text = prompt if plain else processor.render([processor.user(prompt, len(images), len(videos))])
+        return processor.request(text, images, videos, frames=frames)
 
     def generate(
         self,
         prompt: str,
         images: Sequence[ImageLike] = (),
         *,
-        pruning: Pruning = Pruning(ratio=0.5),
+        videos: Sequence[VideoLike] = (),
+        frames: int | None = None,
+        pruning: Pruning | None = None,
         limits: Limits = Limits(),
         sampling: Sampling = Sampling(),
         raw: bool = False,
@@ -133,32 +160,38 @@ class Runtime:
         Args:
             prompt: the question; with `raw`, the whole prompt with an image token per picture.
             images: paths, PIL images or arrays.
-            pruning: what to drop after layer K. `Pruning(ratio=0)` runs the model unpruned.
+            videos: files, folders of pictures, or clips.
+            frames: taken of each video; by default as many as the model's family says.
+            pruning: what to drop after layer K; None is `default_pruning`. `Pruning(ratio=0)` runs the model unpruned.
             limits: number of new tokens, stop tokens.
             sampling: greedy unless told otherwise.
         """
-        return self.answers([self.request(prompt, images, raw=raw)], pruning, limits, sampling)[0]
+        return self.answers(
+            [self.request(prompt, images, videos=videos, frames=frames, raw=raw)], pruning, limits, sampling
+        )[0]
 
     def answers(
         self,
         requests: Sequence[Request],
-        pruning: Pruning | Sequence[Pruning] = Pruning(ratio=0.5),
+        pruning: Pruning | Sequence[Pruning] | None = None,
         limits: Limits = Limits(),
         sampling: Sampling = Sampling(),
     ) -> list[Answer]:
         """Answer several requests, decoded together; they may differ in length and in pruning."""
-        generation = Generation.start(self.chain, requests, pruning, limits, sampling).finish()
+        policy = self.default_pruning if pruning is None else pruning
+        generation = Generation.start(self.chain, requests, policy, limits, sampling).finish()
         return [self.answer(generation, row) for row in range(len(requests))]
 
     def stream(
         self,
         request: Request,
-        pruning: Pruning = Pruning(ratio=0.5),
+        pruning: Pruning | None = None,
         limits: Limits = Limits(),
         sampling: Sampling = Sampling(),
     ) -> Stream:
         """Answer one request piece by piece: iterate for text, then read `answer`."""
-        return Stream(self, Generation.start(self.chain, [request], pruning, limits, sampling))
+        policy = self.default_pruning if pruning is None else pruning
+        return Stream(self, Generation.start(self.chain, [request], policy, limits, sampling))
 
     def answer(self, generation: Generation, row: int) -> Answer:
         """The result of one row of a generation that has run."""
@@ -171,9 +204,9 @@ class Runtime:
             kv_bytes=generation.caches.bytes,
         )
 
-    def conversation(self, pruning: Pruning = Pruning(ratio=0.5)) -> Conversation:
+    def conversation(self, pruning: Pruning | None = None) -> Conversation:
         """Start a chat whose turns share their caches."""
-        return Conversation(self, pruning)
+        return Conversation(self, self.default_pruning if pruning is None else pruning)
 
 
 @dataclass
@@ -240,8 +273,7 @@ class Conversation:
             if pending and said.lstrip().startswith(processor.decode(pending, special=True).strip() or " "):
                 pending = []  # the template ends the answer with the stop token that the model gave
         request = processor.request(said, images, continuing=bool(self._messages))
-        ids = np.concatenate((np.asarray(pending, dtype=np.int64), request.input_ids))
-        request = Request(ids, request.vision_inputs, request.image_sizes, None, request.preprocess_seconds)
+        request = request.after(pending)
         generation = Generation.start(self.runtime.chain, [request], self.pruning, limits, sampling, self._caches)
         generation.finish()
         # The last token of an answer was generated but not yet read by the model.

@@ -13,12 +13,15 @@ from numpy.typing import NDArray
 from fastv_trt import __version__
 from fastv_trt.bundle import Bundle, VerificationRecord
 from fastv_trt.errors import InputError
+from fastv_trt.families import Clip
 from fastv_trt.pruning import ATTENTION_RANKINGS, FREE_RANKINGS, Pruning, select
 from fastv_trt.runtime import Request, Runtime
 from fastv_trt.runtime.chain import Chain, Prefill
 from fastv_trt.runtime.images import ImageLike
-from fastv_trt.verify.oracle import Oracle, Seen, best, scores
+from fastv_trt.runtime.processing import Processor
+from fastv_trt.verify.oracle import Oracle, Seen, best
 from fastv_trt.verify.prompts import noise, request_of
+from fastv_trt.verify.rankings import scores
 
 RATIOS = (0.0, 0.25, 0.5, 0.75, 0.9, 1.0)
 GREEDY_TOKENS = 32
@@ -129,6 +132,7 @@ def verify(
     rankings: Sequence[str] | None = None,
     prompt: str = "Describe the image.",
     images: Sequence[ImageLike] = (),
+    videos: Sequence[Clip] = (),
     threads: int | None = None,
     allow_pickle: bool = False,
     on_case: Callable[[Case, int, int], None] = lambda case, done, total: None,
@@ -140,13 +144,19 @@ def verify(
         prompt: a question; it goes through the chat template if there is one.
         images: pictures of the question; by default one, then two, made from seeded noise.
         allow_pickle: read the checkpoint's `.bin` files if it has no safetensors.
+        videos: clips of the question.
         on_case: called with each case as it is done, their count so far and in all.
 
     Raises:
         InputError: the checkpoint is not this bundle's, or the bundle cannot run on the CPU.
     """
-    runtime = Runtime.load(bundle, threads=threads)
     manifest = bundle.manifest
+    if manifest.quantization is not None:
+        raise InputError(
+            f"expected a floating-point bundle, found {bundle.path} quantized to {manifest.quantization.scheme}, which "
+            "does not equal its checkpoint; verify the one that it came from, and let quantize's gate judge this one"
+        )
+    runtime = Runtime.load(bundle, threads=threads)
     names = tuple(rankings) if rankings is not None else (*manifest.rankings, "random", "uniform")
     # Nothing is ranked at R = 0, so one ranking stands for all.
     points = [Pruning(ratio=ratio, ranking=name) for ratio in ratios for name in (names if ratio else names[:1])]
@@ -159,38 +169,62 @@ def verify(
             f"expected the checkpoint that {bundle.path} was exported from ({manifest.model.layers} layers), "
             f"found {len(oracle.layers)} layers in {checkpoint}"
         )
-    prompts = [list(images)] if images else [[noise(0)], [noise(1), noise(2)]]
-    requests = [request_of(runtime.processor, prompt, pictures) for pictures in prompts]
+    media: list[tuple[Sequence[ImageLike], Sequence[Clip]]] = [(images, videos)]
+    if not images and not videos:
+        media = [([noise(0)], [])] if runtime.processor.family.front else [([noise(0)], []), ([noise(1), noise(2)], [])]
+    samples = [Sample.of(runtime.processor, oracle, prompt, *each) for each in media]
     limit = manifest.model.max_positions - GREEDY_TOKENS
-    requests = [request for request in requests if len(request.input_ids) <= limit]
-    if not requests:
+    samples = [sample for sample in samples if len(sample.request.input_ids) <= limit]
+    if not samples:
         raise InputError(f"expected a prompt of at most {limit} tokens for this model's context, found a longer one")
     cases: list[Case] = []
     boundaries: list[Boundary] = []
-    for request in requests:
-        plain = oracle.forward(request.input_ids, request.vision_inputs)
-        boundaries.append(_boundary(runtime.chain, oracle, request, plain))
+    for sample in samples:
+        plain = oracle.forward(sample.request.input_ids, sample.inputs)
+        boundaries.append(_boundary(runtime.chain, oracle, sample, plain))
         for point in points:
-            case = _case(runtime.chain, oracle, request, plain, point)
+            case = _case(runtime.chain, oracle, sample, plain, point)
             cases.append(case)
-            on_case(case, len(cases), len(points) * len(requests))
+            on_case(case, len(cases), len(points) * len(samples))
     return Report(tuple(boundaries), tuple(cases), Tolerance.of(manifest.dtype))
 
 
-def _boundary(chain: Chain, oracle: Oracle, request: Request, plain: Seen) -> Boundary:
-    count = sum(request.image_sizes)
-    features = chain.features(request, count)
+@dataclass(frozen=True)
+class Sample:
+    """One prompt: for the product, and with the same pixels for the checkpoint's own model."""
+
+    request: Request
+    inputs: dict[str, Any]
+
+    @classmethod
+    def of(
+        cls,
+        processor: Processor,
+        oracle: Oracle,
+        prompt: str,
+        images: Sequence[ImageLike],
+        videos: Sequence[Clip] = (),
+    ) -> Sample:
+        request = request_of(processor, prompt, images, videos)
+        outputs = [*processor.outputs(images), *processor.video_outputs(videos)]
+        return cls(request, oracle.inputs(outputs, request.vision_inputs.get("prompt_ids")))
+
+
+def _boundary(chain: Chain, oracle: Oracle, sample: Sample, plain: Seen) -> Boundary:
+    request = sample.request
+    features = chain.features(request, sum(request.image_sizes))
     caches = chain.caches([request], [Pruning()], 1)
-    hidden, _ = chain.prefix(caches, 0, request.input_ids, features)
+    hidden, _ = chain.prefix(caches, 0, request, features)
     return Boundary(
         images=len(request.image_sizes),
-        vision=_distance(oracle.image_features(request.vision_inputs), chain.device.download(features)),
+        vision=_distance(oracle.image_features(sample.inputs), chain.device.download(features["image_features"])),
         prefix=_distance(plain.hidden, chain.device.download(hidden)[0]),
     )
 
 
-def _case(chain: Chain, oracle: Oracle, request: Request, plain: Seen, pruning: Pruning) -> Case:
+def _case(chain: Chain, oracle: Oracle, sample: Sample, plain: Seen, pruning: Pruning) -> Case:
     """Run the product, then the reference with the product's kept set hidden, and compare."""
+    request = sample.request
     steps = DECODE_STEPS if pruning.asked else GREEDY_TOKENS - 1
     caches = chain.caches([request], [pruning], steps)
     prefill = chain.prefill(caches, 0, request, pruning)
@@ -204,11 +238,11 @@ def _case(chain: Chain, oracle: Oracle, request: Request, plain: Seen, pruning: 
     pruned = np.zeros(len(ids), dtype=bool)
     pruned[prefill.image_positions] = True
     pruned[prefill.keep_indices] = False
-    masked = oracle.forward(ids, request.vision_inputs, pruned, last=len(tokens)).logits
+    masked = oracle.forward(ids, sample.inputs, pruned, last=len(tokens)).logits
     same_kept, score = _selection(pruning, request, prefill, plain, Tolerance.of(chain.manifest.dtype).score)
     same_tokens = None
     if not pruning.asked:
-        expected = oracle.greedy(request.input_ids, request.vision_inputs, GREEDY_TOKENS, never)
+        expected = oracle.greedy(request.input_ids, sample.inputs, GREEDY_TOKENS, never)
         equal = [a == b for a, b in zip(expected, tokens, strict=True)]
         same_tokens = equal.index(False) if False in equal else GREEDY_TOKENS
     pairs = list(zip(masked, logits, strict=True))
@@ -238,15 +272,18 @@ def _selection(
     if not pruning.asked or pruning.ranking not in ATTENTION_RANKINGS:
         kept = [int(i) for i in prefill.keep_indices]
         text = len(request.input_ids) - prefill.image_tokens
-        return kept == sorted(set(kept)) and len(kept) == text + pruning.keep_count(prefill.image_tokens), None
-    assert plain.attention is not None and prefill.scores is not None
-    own = scores(plain.attention, pruning.ranking)[prefill.image_positions]
-    wanted = select(pruning, len(request.input_ids), prefill.image_positions, request.image_sizes, own)
+        return kept == sorted(set(kept)) and len(kept) == text + pruning.kept_tokens(
+            request.groups(pruning.scope)
+        ), None
+    assert prefill.scores is not None
+    own = scores(plain, pruning.ranking, prefill.image_positions)
+    wanted = select(pruning, len(request.input_ids), prefill.image_positions, request.groups(pruning.scope), own)
     swapped = np.setxor1d(wanted, prefill.keep_indices)
     by_position = dict(zip(prefill.image_positions.tolist(), own.tolist(), strict=True))
     kept_scores = [by_position[p] for p in wanted.tolist() if p in by_position]
     cut = min(kept_scores) if kept_scores else 0.0
-    near = all(p in by_position and abs(by_position[p] - cut) <= tie * float(own.max()) for p in swapped.tolist())
+    largest = float(np.abs(own).max())
+    near = all(p in by_position and abs(by_position[p] - cut) <= tie * largest for p in swapped.tolist())
     return near and len(wanted) == len(prefill.keep_indices), _distance(own, prefill.scores)
 
 
