@@ -31,12 +31,10 @@ class Whole(graphs.Prefix):
         position_ids: Tensor,
         slots: Tensor,
         write_index: Tensor,
-        *caches: Tensor,
+        *rest: Tensor,
     ) -> tuple[Tensor, ...]:
-        merged, decoder = self.merge(input_ids, image_features), self.decoder
-        hidden, present = run_layers(
-            decoder, 0, self.k, merged, position_ids, slots, write_index, graphs.pair(0, caches)
-        )
+        (merged, _), decoder = self.merge(input_ids, image_features), self.decoder
+        hidden, present = run_layers(decoder, 0, self.k, merged, position_ids, slots, write_index, graphs.pair(0, rest))
         return (decoder.lm_head(decoder.norm(hidden[:, -1:])), *graphs.flat(present))
 
 
@@ -44,15 +42,15 @@ def main() -> None:
     folder, final = sys.argv[1], Path(sys.argv[2])
     out = final.with_name(f".{final.name}.partial")  # renamed when it is complete
     shutil.rmtree(out, ignore_errors=True)
+    (out / "scratch").mkdir(parents=True)
     checkpoint = source.inspect_checkpoint(folder, 1)
-    family, config = checkpoint.family, checkpoint.config
-    model: Any = source.load(checkpoint, torch.float32)
-    decoder, image_tokens = Decoder.of(model), family.image_tokens(config)
+    config = checkpoint.config
+    model: Any = source.load(checkpoint, torch.float32, out / "scratch")[0]
+    decoder, image_tokens = Decoder.of(model), (int(config.image_token_id),)
     layers = len(decoder.layers)
     text: Any = AutoModelForCausalLM.from_config(model.config.get_text_config(), dtype=torch.float32)
     text.get_decoder().load_state_dict(model.get_decoder().state_dict())
     text.get_output_embeddings().load_state_dict(model.get_output_embeddings().state_dict())
-    (out / "text").mkdir(parents=True)
     text.save_pretrained(out / "text")
     AutoTokenizer.from_pretrained(folder).save_pretrained(out / "text")
     del text
@@ -60,7 +58,9 @@ def main() -> None:
     caches = [record for record in cut.results if record.name.startswith("present.")]
     logits = graphs.tensor_record("logits", torch.float32, ("B", 1, decoder.lm_head.out_features))
     whole = Whole(decoder, layers, image_tokens)
-    writer.write(graphs.Traceable(whole, cut.arguments, (logits, *caches), decoder), out / "whole.onnx")
+    writer.write(graphs.Traceable(whole, cut.arguments, (logits, *caches), decoder, cut.variadic), out / "whole.onnx")
+    del model, decoder, whole, cut
+    shutil.rmtree(out / "scratch")
     out.rename(final)
 
 
