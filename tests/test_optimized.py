@@ -87,6 +87,11 @@ def test_small_graphs_and_a_cache_that_is_off_leave_nothing(
     monkeypatch.setenv(optimized.FOLDER, "off")
     numbers(bundle)
     assert not (tmp_path / "cache").exists()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+    monkeypatch.delenv(optimized.FOLDER)
+    assert optimized.folder() is None
+    monkeypatch.setenv(optimized.FOLDER, "on")
+    assert optimized.folder() == tmp_path / "home" / "fastv-trt" / "onnxruntime"
 
 
 def test_a_cache_that_cannot_be_written_is_no_failure(

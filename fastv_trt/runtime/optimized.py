@@ -28,7 +28,8 @@ from fastv_trt.bundle import Bundle, sha256
 from fastv_trt.errors import InputError
 
 FOLDER = "FASTV_TRT_CACHE"
-"""Environment variable: the folder of the entries, or "off". By default fastv-trt in the user's cache folder."""
+"""Environment variable: "on" keeps entries in the user's cache folder, anything else names a folder. Unset or "off" keeps
+none: making one takes a multiple of a plain load, which pays only where a bundle is loaded often."""
 LIMIT = "FASTV_TRT_CACHE_GIB"
 """Environment variable: GiB that all entries together may take; the least recently used go first. 20 by default."""
 MIN_BYTES = 16 << 20
@@ -39,9 +40,9 @@ MODEL, WEIGHTS, RECORD = "model.onnx", "weights.bin", "entry.json"
 def folder() -> Path | None:
     """Where entries are kept; None if that is switched off."""
     given = os.environ.get(FOLDER)
-    if given == "off":
+    if not given or given == "off":
         return None
-    if given:
+    if given != "on":
         return Path(given)
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "fastv-trt" / "onnxruntime"
