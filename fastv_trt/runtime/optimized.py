@@ -28,8 +28,8 @@ from fastv_trt.bundle import Bundle, sha256
 from fastv_trt.errors import InputError
 
 FOLDER = "FASTV_TRT_CACHE"
-"""Environment variable: "on" keeps entries in the user's cache folder, anything else names a folder. Unset or "off" keeps
-none: making one takes a multiple of a plain load, which pays only where a bundle is loaded often."""
+"""Environment variable: "on" keeps entries in the user's cache folder, anything else names a folder. Unset or "off"
+keeps none: making one takes a multiple of a plain load, which pays only where a bundle is loaded often."""
 LIMIT = "FASTV_TRT_CACHE_GIB"
 """Environment variable: GiB that all entries together may take; the least recently used go first. 20 by default."""
 MIN_BYTES = 16 << 20
