@@ -118,13 +118,11 @@ DemoProcessor::DemoProcessor(const fastv::Bundle& bundle) : byte_(byte_character
     bos_ = ids_.at("<s>");
     image_ = ids_.at(bundle.manifest().image_token);
 
-    const json processor = json::parse(read_text(folder / "processor_config.json"));
-    const json& image = processor.at("image_processor");
-    const auto patch = processor.at("patch_size").get<std::int64_t>();
+    const json image = json::parse(read_text(folder / "preprocessor_config.json"));
+    const json settings = json::parse(read_text(bundle.path() / "bundle.json")).at("vision").at("settings");
     side_ = image.at("size").at("height").get<std::int64_t>();
     require(image.at("size").at("width") == side_ && image.at("do_center_crop") == false, "square pictures, uncropped");
-    tokens_ = (side_ / patch) * (side_ / patch) + processor.at("num_additional_image_tokens").get<std::int64_t>() -
-              (processor.at("vision_feature_select_strategy") == "default" ? 1 : 0);
+    tokens_ = settings.at("tokens").get<std::int64_t>();
     scale_ = image.at("rescale_factor").get<float>();
     mean_ = image.at("image_mean").get<std::vector<float>>();
     std_ = image.at("image_std").get<std::vector<float>>();
