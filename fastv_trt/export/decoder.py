@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from copy import copy
 from dataclasses import dataclass, field
 from typing import Any
 from unittest import mock
@@ -203,6 +204,18 @@ def _rotary(
 
 def _rms_norm(module: Any) -> Any:
     return lambda hidden: ops.rms_norm(hidden, module.weight, module.variance_epsilon)
+
+
+def static_rotary(decoder: Decoder) -> nn.Module:
+    """The decoder's RoPE without the look at the length that dynamic NTK takes, which cannot be traced.
+
+    Within the context it changes nothing; `check` and the runtime keep prompts within it. Weights are shared.
+    """
+    rotary: Any = copy(decoder.rotary)
+    if getattr(rotary, "rope_type", None) == "dynamic":
+        rotary.rope_type = "default"
+    result: nn.Module = rotary
+    return result
 
 
 @contextmanager

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fastv_trt.export import ops
-from fastv_trt.export.decoder import Decoder
+from fastv_trt.export.decoder import Decoder, static_rotary
 from fastv_trt.export.graphs import Argument, B, C, S, T, Traceable, tensor_record
 
 HIDDEN = -1e30
@@ -75,7 +75,7 @@ class NoRopeRank(LastQueryRank):
 
     def __init__(self, decoder: Decoder) -> None:
         super().__init__(decoder)
-        self.rotary: Any = decoder.rotary
+        self.rotary: Any = static_rotary(decoder)
 
     def forward(self, query_states: Tensor, key: Tensor, slots: Tensor, write_index: Tensor) -> Tensor:
         newest = write_index + query_states.shape[2] - 1
