@@ -20,7 +20,7 @@ from tests.families.conftest import TORCHVISION
 from tests.families.models import MODELS
 
 pytestmark = pytest.mark.families
-PLAIN = ("llava_next", "idefics3", "pixtral", "mistral3", "instructblip")
+PLAIN = ("llava_next", "idefics3", "instructblip")
 
 
 def real_processor(name: str, folder: Path) -> Any:
