@@ -6,7 +6,6 @@ its final place and renames it when it is complete, so that a half-written bundl
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
@@ -20,6 +19,7 @@ from typing import Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from fastv_trt.errors import BundleError, InputError
+from fastv_trt.hashes import Hashes, sha256
 
 RecordT = TypeVar("RecordT", bound=BaseModel)
 
@@ -222,7 +222,7 @@ class Bundle:
 
         Args:
             path: the folder.
-            check_hashes: compare every file with its SHA-256. Leave it on before loading a graph.
+            check_hashes: compare every file with its SHA-256 (fastv_trt/hashes.py). Leave it on before loading a graph.
 
         Raises:
             BundleError: no bundle there; a file is missing, altered or foreign; the schema is newer.
@@ -264,6 +264,7 @@ class Bundle:
     def _check_files(self, check_hashes: bool) -> None:
         root = self.path.resolve()
         listed = {file.path for file in self.manifest.files}
+        hashes = Hashes(root)
         for name, graph in self.manifest.graphs.items():
             if graph.path not in listed:
                 raise BundleError(
@@ -275,7 +276,7 @@ class Bundle:
                 raise BundleError(f"expected {file.path} in bundle {self.path}, found nothing; export it again")
             if not target.resolve().is_relative_to(root):
                 raise BundleError(f"expected {file.path} inside bundle {self.path}, found a link that leaves it")
-            if target.stat().st_size != file.bytes or (check_hashes and sha256(target) != file.sha256):
+            if target.stat().st_size != file.bytes or (check_hashes and hashes.sha256(target) != file.sha256):
                 raise BundleError(
                     f"expected {file.path} of bundle {self.path} as it was exported, found it altered; export it again"
                 )
@@ -286,6 +287,7 @@ class Bundle:
             raise BundleError(
                 f"expected only exported files in bundle {self.path}, found {relative.as_posix()}; remove it"
             )
+        hashes.save()
 
 
 @contextmanager
@@ -326,15 +328,6 @@ def finish(folder: Path, manifest: Manifest) -> Manifest:
     complete = manifest.model_copy(update={"files": files})
     _write_manifest(folder, complete)
     return complete
-
-
-def sha256(path: Path) -> str:
-    """SHA-256 of a file as 64 hex digits, read in pieces."""
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while piece := file.read(1 << 20):
-            digest.update(piece)
-    return digest.hexdigest()
 
 
 def _read_manifest(root: Path) -> Manifest:

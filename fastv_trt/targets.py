@@ -13,8 +13,9 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict
 
-from fastv_trt.bundle import Bundle, FileRecord, read_json, sha256, validated
+from fastv_trt.bundle import Bundle, FileRecord, read_json, validated
 from fastv_trt.errors import BundleError
+from fastv_trt.hashes import sha256
 from fastv_trt.nvidia import Gpus
 
 SCHEMA_VERSION = 1

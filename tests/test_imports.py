@@ -107,7 +107,8 @@ def test_run_works_where_torch_is_not_installed(without_torch: Path, bundle: Bun
 
 ALLOWED = {
     "errors": set(),
-    "bundle": {"errors"},
+    "hashes": set(),
+    "bundle": {"errors", "hashes"},
     "pruning": {"errors"},
     "cost": {"bundle", "errors"},
     "families": {"errors"},
@@ -117,11 +118,11 @@ ALLOWED = {
     "bench": {"bundle", "pruning", "cost", "errors", "nvidia", "runtime"},
     "nvidia": {"errors"},
     "plan": {"bundle", "cost", "gpus", "limits", "pruning"},
-    "targets": {"bundle", "errors", "nvidia"},
+    "targets": {"bundle", "errors", "hashes", "nvidia"},
     "limits": {"bundle", "errors", "targets"},
-    "engines": {"bundle", "pruning", "cost", "errors", "limits", "nvidia", "targets"},
-    "runtime": {"bundle", "pruning", "cost", "errors", "families", "limits", "nvidia", "targets"},
-    "calibration": {"bundle", "pruning", "cost", "errors", "runtime", "export"},  # export only to cut at another K
+    "engines": {"bundle", "pruning", "cost", "errors", "hashes", "limits", "nvidia", "targets"},
+    "runtime": {"bundle", "pruning", "cost", "errors", "families", "hashes", "limits", "nvidia", "targets"},
+    "calibration": {"bundle", "pruning", "cost", "errors", "hashes", "runtime", "export"},  # export: another K
     "verify": {"bundle", "pruning", "cost", "errors", "families", "nvidia", "runtime", "targets"},
 }
 

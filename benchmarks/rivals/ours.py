@@ -17,7 +17,8 @@ import numpy as np
 import onnxruntime
 from worker import Run, serve
 
-from fastv_trt.bundle import Bundle, FileRecord, GraphRecord, sha256
+from fastv_trt.bundle import Bundle, FileRecord, GraphRecord
+from fastv_trt.hashes import sha256
 from fastv_trt.pruning import Pruning
 from fastv_trt.runtime import Request, Runtime
 from fastv_trt.runtime.caches import Caches

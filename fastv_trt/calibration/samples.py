@@ -10,8 +10,8 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, StrictStr, ValidationError
 
-from fastv_trt.bundle import sha256
 from fastv_trt.errors import InputError
+from fastv_trt.hashes import sha256
 
 PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".gif", ".tif", ".tiff")
 

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fastv_trt import __version__, nvidia, targets
-from fastv_trt.bundle import Bundle, FileRecord, refuse_existing, sha256, writing
+from fastv_trt.bundle import Bundle, FileRecord, refuse_existing, writing
 from fastv_trt.engines.graph import Graph
 from fastv_trt.engines.lint import check, grouped
 from fastv_trt.engines.worker import Job, Result, Task, compile_all
 from fastv_trt.errors import FastVError, InputError, UnavailableError
+from fastv_trt.hashes import sha256
 from fastv_trt.limits import BuildLimits, profiles
 from fastv_trt.nvidia import Library
 from fastv_trt.targets import EngineRecord, ProfileRecord, Target, TargetManifest

@@ -3,9 +3,8 @@
 ONNX Runtime's first load of a graph rewrites it for this processor and copies the weights into the layout of its
 kernels. It can write both to a file; loading that file maps the weights from disk instead of copying them. An entry
 belongs to the graph's exact bytes, the ONNX Runtime that made it, and the processor. It takes about twice the weights.
-
-Files are compared with their SHA-256 before they are loaded. A file that has not changed since it last passed (same
-inode, size, and times of its content and of its inode, which no ordinary program can set) is not read again.
+Making one takes a multiple of a plain load, which pays only where a bundle is loaded often, so it has to be asked for
+(FASTV_TRT_CACHE). Files are compared with their SHA-256 before they are loaded (fastv_trt/hashes.py).
 """
 
 from __future__ import annotations
@@ -24,28 +23,16 @@ from typing import Any
 
 import onnxruntime
 
-from fastv_trt.bundle import Bundle, sha256
+from fastv_trt.bundle import Bundle
 from fastv_trt.errors import InputError
+from fastv_trt.hashes import Hashes, folder, sha256, write_json
 
-FOLDER = "FASTV_TRT_CACHE"
-"""Environment variable: "on" keeps entries in the user's cache folder, anything else names a folder. Unset or "off"
-keeps none: making one takes a multiple of a plain load, which pays only where a bundle is loaded often."""
+FOLDER = "onnxruntime"
 LIMIT = "FASTV_TRT_CACHE_GIB"
 """Environment variable: GiB that all entries together may take; the least recently used go first. 20 by default."""
 MIN_BYTES = 16 << 20
 """Graphs with smaller weights load in no time as they are."""
 MODEL, WEIGHTS, RECORD = "model.onnx", "weights.bin", "entry.json"
-
-
-def folder() -> Path | None:
-    """Where entries are kept; None if that is switched off."""
-    given = os.environ.get(FOLDER)
-    if not given or given == "off":
-        return None
-    if given != "on":
-        return Path(given)
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "fastv-trt" / "onnxruntime"
 
 
 @dataclass(frozen=True)
@@ -65,7 +52,7 @@ class Entry:
         if root is None or size < MIN_BYTES:
             return None
         parts = [sorted(file.sha256 for file in files.values()), onnxruntime.__version__, _processor()]
-        return cls(root / hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32], size)
+        return cls(root / FOLDER / hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32], size)
 
     @property
     def model(self) -> Path:
@@ -74,16 +61,14 @@ class Entry:
     def usable(self) -> bool:
         """Whether it is there and is what was written. A damaged entry is removed, to be made again."""
         try:
-            record = json.loads((self.path / RECORD).read_text(encoding="utf-8"))
-            hashes, stamps = record["sha256"], record["stamps"]
-            for name, digest in hashes.items():
-                if stamps.get(name) == _stamp(self.path / name):
-                    continue
-                if sha256(self.path / name) != digest:
+            wanted = json.loads((self.path / RECORD).read_text(encoding="utf-8"))["sha256"]
+            hashes = Hashes(self.path)
+            for name, digest in wanted.items():
+                if hashes.sha256(self.path / name) != digest:
                     raise ValueError(name)
-                stamps[name] = _stamp(self.path / name)
+            hashes.save()
             with contextlib.suppress(OSError):  # entries may be there to be read only
-                _write(self.path / RECORD, {"sha256": hashes, "stamps": stamps})  # its time: when it was last used
+                os.utime(self.path / RECORD)  # when it was last used
         except FileNotFoundError:
             return False
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
@@ -116,8 +101,7 @@ class Entry:
             with contextlib.suppress(OSError):
                 names = [name for name in (MODEL, WEIGHTS) if (temporary / name).exists()]
                 hashes = {name: sha256(temporary / name) for name in names}
-                stamps = {name: _stamp(temporary / name) for name in names}
-                _write(temporary / RECORD, {"sha256": hashes, "stamps": stamps})
+                write_json(temporary / RECORD, {"sha256": hashes})
                 temporary.rename(self.path)  # fails if another process was first, whose entry is as good
                 _evict(self.path)
         finally:
@@ -160,18 +144,6 @@ def _limit() -> float:
         return float(text) * 2**30
     except ValueError as error:
         raise InputError(f"expected {LIMIT} as a number of GiB, found {text!r}") from error
-
-
-def _write(path: Path, content: dict[str, Any]) -> None:
-    handle, name = tempfile.mkstemp(dir=path.parent)
-    with os.fdopen(handle, "w", encoding="utf-8") as file:
-        json.dump(content, file)
-    Path(name).replace(path)
-
-
-def _stamp(path: Path) -> list[int]:
-    found = path.stat()
-    return [found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns]
 
 
 def _processor() -> str:

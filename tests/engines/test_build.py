@@ -12,11 +12,12 @@ from pathlib import Path
 import pytest
 
 from fastv_trt import nvidia, targets
-from fastv_trt.bundle import Bundle, sha256
+from fastv_trt.bundle import Bundle
 from fastv_trt.engines import BuildLimits, Range, build, prepare
 from fastv_trt.engines.compile import compile_graph
 from fastv_trt.engines.doctor import engines, machine
 from fastv_trt.errors import BundleError, FastVError, InputError, UnavailableError
+from fastv_trt.hashes import sha256
 from fastv_trt.nvidia import Gpu, Gpus, Library
 from fastv_trt.targets import Target
 from tests.engines.conftest import copied
