@@ -1,4 +1,4 @@
-"""The weights of an exported graph by the names that people use: layers.2.q_proj, lm_head."""
+"""The weights of an exported graph by the names that people use: layers.2.q_proj, lm_head, embed_tokens."""
 
 from __future__ import annotations
 
@@ -12,17 +12,19 @@ import onnx
 from fastv_trt.bundle import Bundle
 from fastv_trt.errors import InputError
 
+TABLE = "embed_tokens"
 ROLES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 
 @dataclass(frozen=True)
 class Linear:
-    """One MatMul by a constant weight.
+    """One MatMul by a constant weight, or the lookup in the token table.
 
     Attributes:
-        label: layers.<i>.<role>, lm_head, or the node's name where a graph is not made of llama-like layers.
+        label: layers.<i>.<role>, lm_head, embed_tokens, or the node's name where a graph is not made of llama-like
+            layers.
         node: name of the node.
-        weight: name of the initializer, [in, out].
+        weight: name of the initializer, [in, out]; of the table [V, d].
         output: name of its result.
     """
 
@@ -42,6 +44,17 @@ def linears(bundle: Bundle, graph: str) -> tuple[Linear, ...]:
         Linear(label, str(node.name), str(node.input[1]), str(node.output[0]))
         for label, node in zip(names, nodes, strict=True)
     )
+
+
+def token_table(bundle: Bundle, graph: str) -> tuple[Linear, ...]:
+    """The lookup of token ids, if `graph` is the one that has it."""
+    model = onnx.load(str(bundle.graph_path(graph)), load_external_data=False)
+    width = bundle.manifest.model.hidden_size
+    tables = {t.name for t in model.graph.initializer if len(t.dims) == 2 and t.dims[1] == width}
+    nodes = [n for n in model.graph.node if n.op_type == "Gather" and n.input[0] in tables]
+    if graph != "prefix" or len(nodes) != 1:
+        return ()
+    return (Linear(TABLE, str(nodes[0].name), str(nodes[0].input[0]), str(nodes[0].output[0])),)
 
 
 def chosen(found: Sequence[Linear], exclude: Sequence[str]) -> tuple[tuple[Linear, ...], tuple[Linear, ...]]:

@@ -15,11 +15,11 @@ from fastv_trt import bundle as disk
 from fastv_trt.bundle import Bundle, QuantizationRecord
 from fastv_trt.calibration.budget import Budget
 from fastv_trt.calibration.metrics import metric
-from fastv_trt.calibration.quantize import schemes
+from fastv_trt.calibration.quantize import packed, schemes
 from fastv_trt.calibration.quantize.errors import LayerError, layer_errors
 from fastv_trt.calibration.quantize.feeds import Feed, feeds
 from fastv_trt.calibration.quantize.gate import GateRow, gate
-from fastv_trt.calibration.quantize.layers import Linear, check_patterns, chosen, linears
+from fastv_trt.calibration.quantize.layers import Linear, check_patterns, chosen, linears, token_table
 from fastv_trt.calibration.quantize.schemes import SCHEMES, Scheme, Target
 from fastv_trt.calibration.quantize.smooth import smooth
 from fastv_trt.calibration.samples import Samples
@@ -157,7 +157,7 @@ def quantize(
     if request.budget is not None:
         Settings(request.budget, "estimate", request.confidence, request.metric, request.new_tokens).check(samples)
     disk.refuse_existing(Path(output))
-    found = {name: linears(bundle, name) for name in request.graphs if name in bundle.manifest.graphs}
+    found = {name: _weights(bundle, name, request) for name in request.graphs if name in bundle.manifest.graphs}
     everything = [linear for linear_s in found.values() for linear in linear_s]
     if not everything:
         raise InputError(f"expected weights in {', '.join(request.graphs)} of {bundle.path}, found none")
@@ -187,6 +187,13 @@ def quantize(
     )
 
 
+def _weights(bundle: Bundle, graph: str, request: Request) -> tuple[Linear, ...]:
+    """What can be quantized of one graph: the token table only to INT4, where its rows are made of whole blocks."""
+    fits = packed.block_of(bundle.manifest.model.hidden_size, request.block) is not None
+    table = token_table(bundle, graph) if request.scheme == "int4" and fits else ()
+    return (*table, *linears(bundle, graph))
+
+
 def _quantize(
     bundle: Bundle,
     name: str,
@@ -203,7 +210,7 @@ def _quantize(
     inside, left = part
     if request.scheme == "int4":
         on_step(f"{name}: int4", 0, 1)
-        schemes.int4(source, target, left, request.block)
+        schemes.int4(source, target, inside, left, request.block)
         return source
 
     def recorded(what: str) -> Iterator[Feed]:

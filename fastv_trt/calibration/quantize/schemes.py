@@ -2,7 +2,8 @@
 
 | scheme | for | form |
 |---|---|---|
-| int4 | both | weights as blocks of symmetric INT4 behind a standard DequantizeLinear; activations stay |
+| int4 | both | weights as blocks of symmetric INT4 behind a standard DequantizeLinear, the token table packed into
+int32 words; activations stay |
 | int8 | tensorrt | weights per output channel, activations per tensor, both symmetric: zero points are 0 |
 | int8 | cpu | activations as uint8 around 128, weights in 7 bits: ONNX Runtime fuses this, and not the form above |
 | fp8 | tensorrt | the int8 form with its numbers written as e4m3 |
@@ -20,8 +21,9 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
+from fastv_trt.calibration.quantize import packed
 from fastv_trt.calibration.quantize.feeds import Feed, Reader
-from fastv_trt.calibration.quantize.layers import Linear, external_data
+from fastv_trt.calibration.quantize.layers import TABLE, Linear, external_data
 from fastv_trt.errors import FastVError
 
 Scheme = Literal["int8", "fp8", "int4"]
@@ -35,8 +37,11 @@ BLOCKS = (16, 32, 64, 128, 256)
 FP8_MAX = 448.0
 
 
-def int4(source: Path, target: Path, left: Sequence[Linear], block: int) -> None:
-    """Write `source` with its weights in INT4 blocks of `block` rows, but for those of `left`."""
+def int4(source: Path, target: Path, inside: Sequence[Linear], left: Sequence[Linear], block: int) -> None:
+    """Write `source` with its weights in INT4 blocks of `block` rows, but for those of `left`.
+
+    The token table is packed (`packed.py`) if it is `inside`.
+    """
     from onnxruntime.quantization import QuantFormat
     from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
 
@@ -51,7 +56,11 @@ def int4(source: Path, target: Path, left: Sequence[Linear], block: int) -> None
             op_types_to_quantize=("MatMul",),
         )
         quantizer.process()
-        save(quantizer.model.model, target)
+        model = quantizer.model.model
+        for linear in inside:
+            if linear.label == TABLE:
+                packed.replace(model, linear.weight, linear.node, block)
+        save(model, target)
 
 
 def int8(source: Path, target: Path, left: Sequence[Linear], feeds: Iterator[Feed], *, cpu: bool) -> None:
